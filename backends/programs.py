@@ -25,7 +25,7 @@ def sharding_held(program: Program, slot: Slot) -> Sharding:
 
 
 def last_uses(program: Program) -> dict[Operation, list[SSAValue]]:
-    """Return, for each op, the values to free after it; never the step's arguments or results."""
+    """Map each op to the values to free after it; never the step's arguments or results."""
     kept = {slot.value for slot in program.results}
     kept |= {slot.value for slot in program.arguments if slot.kind not in STAGE_KINDS}
     dying: dict[Operation, list[SSAValue]] = {}
@@ -93,7 +93,7 @@ def _last_touches_of_memory(program: Program) -> dict[SSAValue, int]:
 
 
 def free_name(word: str, taken: set[str], joint: str = "") -> str:
-    """Return `word`, or `word` + `joint` + a number, if that is in `taken`; adds it to `taken`."""
+    """Return `word`, with `joint` and a number if it is in `taken`; add the name to `taken`."""
     name, count = word, 1
     while name in taken:
         count += 1

@@ -24,8 +24,8 @@ class BackendKind:
     """A backend that `sw.compile(backend=)` knows.
 
     make: constructor of the backend. has_processes: whether each device of the mesh is a process of
-    torch.distributed; else one process runs all devices. passes: pipeline of passes that group ops
-    into the regions that the backend compiles; they run last, unless the program has regions.
+    torch.distributed; else one process runs all devices. passes: passes that group ops into the
+    regions that the backend compiles; they run last, unless the program has regions already.
     """
 
     make: MakeBackend
@@ -76,5 +76,5 @@ def register_backend(
     registered again. Raises ValueError if another backend has the name.
     """
     if name in BACKENDS and BACKENDS[name].make is not make:
-        raise ValueError(f"there is a backend '{name}' already; give {make} another name.")
+        raise ValueError(f"a backend '{name}' is registered already; give {make} another name.")
     BACKENDS[name] = BackendKind(make, has_processes, passes)

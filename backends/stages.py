@@ -35,7 +35,7 @@ _RETURNED = ("output", "grad", "buffer")
 
 @dataclass(frozen=True)
 class Slots:
-    """The arguments and results of a function of a stage.
+    """The arguments and results of a stage function.
 
     cuts: by slot, the split into micro-batches. maxima: names of values that are combined by
     maximum. unshared: names of sums that are in memory of their own.
@@ -71,7 +71,7 @@ class Slots:
 
     @cached_property
     def given(self) -> tuple[Key, ...]:
-        """Keys of the arguments that are passed on from the step's unchanged."""
+        """Keys of the arguments of the step that the function gets unchanged."""
         return tuple(
             (slot.kind, slot.name)
             for slot in self.arguments
@@ -80,7 +80,7 @@ class Slots:
 
     @cached_property
     def made(self) -> tuple[Slot, ...]:
-        """Slots of the other arguments, except those that are kept for one micro-batch."""
+        """Slots of the arguments that neither `given` nor `kept` lists."""
         given = {*self.given, *(("kept", name) for name in self.kept)}
         return tuple(slot for slot in self.arguments if (slot.kind, slot.name) not in given)
 
@@ -90,7 +90,7 @@ class Slots:
 
     @cached_property
     def adding(self) -> tuple[Key, ...]:
-        """Keys of the results that the function can add to an earlier total in place."""
+        """Keys of results that the function can add in place to an earlier total."""
         return tuple(
             (slot.kind, slot.name)
             for slot in self.results
@@ -106,7 +106,7 @@ def slots_of_runs(program: Program, runs: Iterable[Run]) -> dict[str, Slots]:
 
 
 def last_reads(runs: Sequence[Run], functions: Mapping[str, Slots]) -> list[frozenset[Place]]:
-    """Return for each run the held values that it reads and no later run does."""
+    """Return for each run the held values that it reads and that no later run reads."""
     read: set[Place] = set()
     reads: list[frozenset[Place]] = []
     for run in reversed(runs):

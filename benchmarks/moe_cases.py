@@ -85,7 +85,8 @@ TINY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Fields of models whose other sizes are those of `hf:TYPE:tiny`."""
 DRAWS = ("phimoe",)
-"""Types whose routers draw numbers while they train, so that no two steps are equal: evaluated."""
+"""Types whose routers draw numbers while they train, so that no two steps are equal: routers alone
+are evaluated."""
 
 
 class HFLoss(nn.Module):
@@ -145,7 +146,9 @@ def tiny_mixture(name: str) -> Build:
         models = models if has_head else transformers.AutoModel
         model = models.from_config(config, dtype=torch.float64)
         loss = HFLoss(model) if has_head else HiddenLoss(model)
-        return loss.train(name not in DRAWS), _tokens()
+        for part in loss.train().modules():
+            part.training = name not in DRAWS or "Router" not in type(part).__name__
+        return loss, _tokens()
 
     return build
 

@@ -67,7 +67,7 @@ class FolderLock:
         holder = _holder(self._path)
         if holder.get("token") != self.token:
             raise CheckpointError(
-                f"{_described(holder)} took this save over, which had not gone on for "
+                f"{_described(holder)} took over this save, since it had not progressed for "
                 f"{STALE_S:.0f} s; give each run a folder of its own."
             )
 
@@ -101,8 +101,8 @@ class FolderLock:
         if not (self._is_old(self._path) if ended is None else ended):
             raise CheckpointError(
                 f"{_described(holder)} is saving into this folder. Give each run a folder of its "
-                f"own, and end a run before another one goes on from its checkpoints; if no such "
-                f"process is left, delete '{self._path}'."
+                "own, and end a run before another one resumes from its checkpoints; if that "
+                f"process no longer exists, delete '{self._path}'."
             )
         why = "has ended" if ended else f"has not touched it for {STALE_S:.0f} s"
         warn(

@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def console_main() -> NoReturn:
-    """Run the command of this process's arguments, with little garbage collection, and end."""
+    """Run the command in this process's arguments, with little garbage collection; then exit."""
     gc.set_threshold(100_000)
     end_process(main())
 
@@ -82,7 +82,7 @@ def _print_note(text: str) -> None:
 
 
 def command_line() -> argparse.ArgumentParser:
-    """The parser of all commands, each with its `func` that runs it."""
+    """Make the parser of all commands; each command's `func` runs it."""
     parser = argparse.ArgumentParser(
         prog="shardweave",
         usage="shardweave [-h] [--version] COMMAND ...",

@@ -25,7 +25,7 @@ _LISTS = frozenset({"passes"})
 
 @dataclass(frozen=True)
 class Flag:
-    """An option of a command. values: words that it takes; is_path: whether it takes a path."""
+    """An option of a command. values: words that it accepts; is_path: whether it takes a path."""
 
     names: tuple[str, ...]
     help: str
@@ -36,7 +36,7 @@ class Flag:
 
 
 def script_for(shell: str, parser: argparse.ArgumentParser) -> str:
-    """The script for `bash`, `zsh` or `fish`. parser: of the whole command line."""
+    """Write the script for `bash`, `zsh` or `fish`. parser: of the whole command line."""
     commands = commands_of(parser)
     if shell == "fish":
         return "\n".join(_fish(commands)) + "\n"

@@ -85,13 +85,13 @@ class Diff:
 
 
 def diff(a: Program, b: Program, *, cluster: Cluster | str | Path | None = None) -> Diff:
-    """The changes that turn `a` into `b`: ops added, removed, moved and changed.
+    """List the changes that turn program `a` into `b`: ops added, removed, moved and changed.
 
-    Ops are matched by what they compute from what, not by text or names of values. With a
-    cluster (a Cluster, a preset's name or a YAML file) both are simulated too.
+    Ops are matched by what they compute and from which operands, not by text or names. With a
+    cluster (a Cluster, a preset's name or a YAML file) both programs are simulated too.
 
-    Raises ValueError for a program that is not well formed, or with a cluster for one that
-    cannot be simulated. Takes O(n log n) in the ops, see `ir.diff_match`.
+    Raises ValueError for a program that is not well formed, or with a cluster for one that cannot
+    be simulated. Takes O(n log n) in the ops, see `ir.diff_match`.
     """
     for program in (a, b):
         check(program)

@@ -29,9 +29,9 @@ FRAME_HEIGHT = 760
 
 @dataclass(frozen=True)
 class Exploration:
-    """A pipeline as a page: in a notebook it shows itself; `save` writes it.
+    """A pipeline as a page, which a notebook displays, and which `save` writes to a file.
 
-    program: what the passes made. html: the page, which needs no other file.
+    program: the result of the passes. html: the page, which needs no other file.
     """
 
     program: Program
@@ -104,8 +104,8 @@ def _explored_plans(program: Program, plans: Mapping[str, Plan], recorder: Recor
         raise ValueError("there are no plans to show; give one or more.")
     if program.is_local:
         raise ValueError(
-            "the program is that of one device already; give the captured one, which any plan can "
-            "partition."
+            "the program is a local one, already partitioned for one rank; give the captured "
+            "global program, which any plan can partition."
         )
     recorder.note("input", program, summary="The program that the plans are for.")
     local = program

@@ -27,7 +27,7 @@ from shardweave.passes.pipeline import run_passes
 
 
 def parse_targets(text: str) -> list[str]:
-    """`sm_80,gfx942` as a list. Raises ValueError for a chip that is not known."""
+    """Parse `sm_80,gfx942` to a list. Raises ValueError for an unknown chip."""
     targets = [word for word in text.split(",") if word]
     for target in targets:
         parse_target(target)
@@ -35,7 +35,7 @@ def parse_targets(text: str) -> list[str]:
 
 
 def write_kernels(program: Program, targets: Sequence[str], folder: Path) -> bool:
-    """Write the kernels of a program, fused or not; returns whether each runs on every target."""
+    """Write a program's kernels, fused or not; return whether all of them run on every target."""
     check(program)
     if not has_regions(program):
         with unheard():
@@ -69,10 +69,9 @@ def write_kernels(program: Program, targets: Sequence[str], folder: Path) -> boo
 def distinct_kernels(
     program: Program,
 ) -> tuple[dict[str, KernelSource], dict[str, int], list[str]]:
-    """Return a program's kernels by name, how many regions use each, and why regions have none.
-
-    Includes the kernels of all stages, and those that combine partial results of other kernels.
-    """
+    """Return a program's kernels by name, the number of regions that use each, and the reasons why
+    other regions have none. Includes the kernels of all stages, and kernels that combine partial
+    results of others."""
     generated: dict[FusedOp, Kernel] = {}
     unfit: list[str] = []
     for op in ops_of_parts(program):

@@ -30,7 +30,7 @@ LAYERS = ("layer", "depth", "levels", "blocks", "num_hidden_groups")
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Sizes of a model. elements: of its parameters, buffers and inputs."""
+    """Sizes of a model. elements: number in its parameters, buffers and inputs."""
 
     parameters: int
     modules: int
@@ -41,21 +41,19 @@ Built = tuple[nn.Module, Mapping[str, Tensor]]
 
 
 def check_option(where: str, key: str, value: object) -> None:
-    """Raise ValueError if an option's value is larger than any size of a model."""
+    """Raise ValueError if an option's value is larger than any model's size can be."""
     most = MOST_LAYERS if any(word in key for word in LAYERS) else LARGEST
     if isinstance(value, int) and abs(value) > most:
         given = str(value) if abs(value) < 10**18 else "a larger number"
-        raise ValueError(f"{where}: {key} can be {most:,} at most, found {given}.")
+        raise ValueError(f"{where}: option {key}={given} is too large; use at most {most:,}.")
 
 
 def check_size(
     spec: str, build: Callable[[], Built], dtype: torch.dtype, *, is_held: bool = True
 ) -> ModelSize:
-    """Build a model on the meta device and return its size.
-
-    is_held: its weights will be allocated. Raises ValueError if this machine's memory is then too
-    small for weights and inputs, and in any case for more than `MOST_ELEMENTS` or `MOST_MODULES`.
-    """
+    """Build a model on the meta device and return its size. is_held: whether its weights will be
+    allocated; ValueError if this machine's memory is then too small for weights and inputs. Also
+    raises ValueError for more than `MOST_ELEMENTS` or `MOST_MODULES`."""
     num_modules = 0
 
     def count(*_: object) -> None:
@@ -63,7 +61,7 @@ def check_size(
         num_modules += 1
         if num_modules > MOST_MODULES:
             raise ValueError(
-                f"{spec} has more than {MOST_MODULES:,} modules, which takes too long; give fewer "
+                f"{spec} has more than {MOST_MODULES:,} modules, too many to build; use fewer "
                 "layers."
             )
 
@@ -92,14 +90,14 @@ _ADVICE = "give smaller sizes, or a smaller batch"
 def _check_room(spec: str, num_elements: int, itemsize: int) -> None:
     if num_elements > MOST_ELEMENTS:
         raise ValueError(
-            f"{spec} has {num_elements:,} elements of parameters and inputs, and at most "
-            f"{MOST_ELEMENTS:,} are planned for; {_ADVICE}."
+            f"{spec} has {num_elements:,} elements of parameters and inputs, more than the limit "
+            f"of {MOST_ELEMENTS:,}; {_ADVICE}."
         )
     size, memory = num_elements * itemsize, memory_bytes()
     if size > memory:
         raise ValueError(
-            f"{spec} has parameters and inputs of {bytes_text(size)}, and this machine has "
-            f"{bytes_text(memory)} of memory; {_ADVICE}."
+            f"{spec} needs {bytes_text(size)} for parameters and inputs, but this machine has "
+            f"only {bytes_text(memory)} of memory; {_ADVICE}."
         )
 
 

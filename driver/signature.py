@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def taking(given: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Make a decorator: the function takes the dataclass's fields as arguments; else TypeError."""
+    """Make a decorator for a function of one dataclass: it takes the dataclass's fields instead."""
 
     def decorated(function: Callable[..., R]) -> Callable[P, R]:
         own = inspect.signature(function)

@@ -20,7 +20,7 @@ PREFIX = "shardweave-"
 
 
 def name_in_xdsl(name: str) -> str:
-    """The name of our pass in `xdsl-opt`: with a prefix where xDSL has its own, as of `cse`."""
+    """Name of a pass in `xdsl-opt`: with a prefix if xDSL has a pass of that name, as `cse`."""
     return PREFIX + name if name in get_all_passes() else name
 
 

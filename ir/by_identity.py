@@ -24,7 +24,7 @@ class ByIdentity(Generic[V]):
         return None if entry is None else entry[0]
 
     def keep(self, key: object, value: V, objects: object) -> V:
-        """Store and return a value. objects: those whose ids the key contains."""
+        """Store and return `value`. objects: the objects whose ids `key` contains."""
         if len(self._known) >= MOST:
             self._known.clear()
         self._known[key] = value, objects

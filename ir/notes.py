@@ -22,15 +22,15 @@ _OURS = (
 
 
 class TorchNote(UserWarning):
-    """The installed torch is newer than those tested, or lacks a name that saves time or memory."""
+    """Warns that torch is newer than tested, or lacks a name that saves time or memory."""
 
 
 class CaptureNote(UserWarning):
-    """A captured program differs from the model's code; the message says how."""
+    """Warns that a captured program differs from the model's code; the message says how."""
 
 
 def warn(text: str, category: type[UserWarning]) -> None:
-    """Warn at the innermost line that is neither the package's nor torch's."""
+    """Warn, pointing to the innermost line that is neither the package's nor torch's."""
     torch = sys.modules.get("torch")  # which calls steps, and takes seconds to import
     files = _OURS if torch is None else (*_OURS, str(Path(str(torch.__file__)).parent))
     level, frame = 1, inspect.currentframe()
@@ -40,8 +40,8 @@ def warn(text: str, category: type[UserWarning]) -> None:
 
 
 def say(text: str) -> None:
-    """Tell the user: to the logger "shardweave", or on standard error where nobody logs, unless
-    that logger has a level above."""
+    """Tell the user something: through the logger "shardweave", or on standard error if it has no
+    handler, unless the logger's level is above INFO."""
     if log.hasHandlers():
         log.info(text)
     elif not log.level or log.isEnabledFor(logging.INFO):

@@ -11,10 +11,8 @@ GROUP = "shardweave.plugins"
 
 @cache
 def load_plugins() -> None:
-    """Import the modules that installed packages name as plugins, once in a process.
-
-    Raises ValueError with the plugin and its package if one fails.
-    """
+    """Import the modules that installed packages name as plugins, once in a process. Raises
+    ValueError with the plugin and its package if one fails."""
     for plugin in sorted(entry_points(group=GROUP), key=lambda plugin: plugin.name):
         try:
             plugin.load()

@@ -89,7 +89,7 @@ class TextLexer(MLIRLexer):
 
 
 class TextParser(Parser):
-    """xDSL's parser on a `TextLexer`. Equal texts of types and shardings give one attribute."""
+    """xDSL's parser on a `TextLexer`; equal texts of types and shardings give one attribute."""
 
     def __init__(self, context: Context, text: str, name: str = "<text>") -> None:
         super().__init__(context, "", name)
@@ -172,7 +172,7 @@ class TextParser(Parser):
 
 
 class TextPrinter(Printer):
-    """xDSL's printer. The text of a type or a sharding is made once, however often it stands."""
+    """xDSL's printer, which makes the text of each type and sharding only once."""
 
     def __init__(self, stream: StringIO, *, print_debuginfo: bool = False) -> None:
         super().__init__(stream, print_debuginfo=print_debuginfo)

@@ -7,6 +7,6 @@ from difflib import get_close_matches
 
 
 def did_you_mean(word: str, known: Iterable[str], count: int = 1) -> str:
-    """`did you mean 'gpt2'? `, with at most `count` near words; '' if none is near."""
+    """Make `did you mean 'gpt2'? ` with at most `count` similar words; '' if none is similar."""
     close = get_close_matches(word, list(known), count)
     return f"did you mean {' or '.join(map(repr, close))}? " if close else ""

@@ -267,7 +267,7 @@ def _minor(version: str) -> tuple[int, ...]:
 
 
 def original_of(key: str) -> Any:
-    """Torch's object for a key of `_REPLACED`; if torch lacks it, None or an ImportError."""
+    """Return torch's object for a key of `_REPLACED`; if torch lacks it, None or an ImportError."""
     place = _replaced_place(key)
     return None if place is None else _value_at(place)
 
@@ -282,7 +282,7 @@ def _replaced_place(key: str) -> str | None:
 
 @contextlib.contextmanager
 def replaced(news: Mapping[str, Any]) -> Iterator[None]:
-    """Patch objects, by key of `_REPLACED`, inside the context; notes those that torch lacks."""
+    """Patch torch's objects, by key of `_REPLACED`, in the context; note those that torch lacks."""
     with contextlib.ExitStack() as stack:
         for key, new in news.items():
             place = _replaced_place(key)
@@ -302,14 +302,15 @@ def _owner_and_name(place: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def configured(**options: Any) -> Iterator[None]:
-    """Set options of dynamo inside the context; skips options that it lacks."""
+    """Set options of dynamo in the context; options that this torch lacks are skipped."""
     config = import_module("torch._dynamo.config")
     with config.patch({name: value for name, value in options.items() if hasattr(config, name)}):
         yield
 
 
 def marked_outputs_allowed() -> contextlib.AbstractContextManager[Any]:
-    """Let a model return a tensor that forward marks as requiring a gradient; 2.12 checks it."""
+    """Let a model return a tensor that forward marked as requiring a gradient (torch 2.12
+    checks)."""
     name = "_check_requires_grad_intermediate_outputs"
     graph = _value_at("torch._dynamo.output_graph:OutputGraph")
     return mock.patch.object(graph, name) if hasattr(graph, name) else contextlib.nullcontext()
@@ -323,7 +324,7 @@ def not_exporting() -> contextlib.AbstractContextManager[Any]:
 
 
 def unordered(op: str) -> contextlib.AbstractContextManager[Any]:
-    """Remove, inside the context, an op's effect, which orders its calls in graphs."""
+    """Remove an op's effect in the context; the effect would order the op's calls in graphs."""
     try:
         holder = _value_at("torch._library.simple_registry:singleton").find(op).effect
         return mock.patch.object(holder, "_effect", None)
@@ -340,10 +341,8 @@ _LOGS = tuple(
 
 @contextlib.contextmanager
 def silent_logs() -> Iterator[None]:
-    """Silence torch's logs of errors that are expected here.
-
-    Fake tensors say why they refuse an op; torch 2.11 says that it cannot log functions.
-    """
+    """Silence torch's logs of expected errors, in the context. Fake tensors log why they refuse an
+    op; torch 2.11 logs that it cannot log functions."""
     before = [log.disabled for log in _LOGS]
     for log in _LOGS:
         log.disabled = True
@@ -364,7 +363,7 @@ def codegen_of(graph: torch.fx.Graph) -> Any:
 
 
 def keep_tree_specs(graph: torch.fx.GraphModule) -> None:
-    """Give a graph module the specs of its inputs and outputs, as `recompile` does."""
+    """Give a graph module the tree specs of its inputs and outputs, as `recompile` does."""
     if isinstance(codegen := codegen_of(graph.graph), __getattr__("TreeCodeGen")):
         graph._in_spec = codegen.pytree_info.in_spec
         graph._out_spec = codegen.pytree_info.out_spec
@@ -374,10 +373,9 @@ def keep_tree_specs(graph: torch.fx.GraphModule) -> None:
 
 
 def missing_for_copies(translator: Any = None) -> str:
-    """A name in torch that copying traced blocks needs and torch lacks; '' if none is missing.
-
-    translator: dynamo's instruction translator; if given, its attributes are checked too.
-    """
+    """Return the name of an attribute of torch that copying traced blocks needs and torch lacks; ''
+    if none is missing. translator: dynamo's instruction translator, whose attributes are checked
+    too."""
     places = [*_COPYING.values(), *(_REPLACED[key][0] for key in _FOR_COPIES)]
     missing = [_words(place[0]) for place in places if _place_of(place) is None]
     tracer = _value_at("torch._dynamo.output_graph:SubgraphTracer").__init__
@@ -425,12 +423,12 @@ def is_composite(overload: OpOverload[..., Any]) -> bool:
 
 
 def memory_key(tensor: torch.Tensor) -> int:
-    """An id of a tensor's storage, equal for tensors that share memory, fake ones too."""
+    """Return an id of a tensor's storage, equal for all tensors on that memory, fake ones too."""
     return tensor.untyped_storage()._cdata
 
 
 def num_users(tensor: torch.Tensor) -> int:
-    """Count the users of a tensor's storage: tensors, and the storage object that this makes."""
+    """Count the references to a tensor's storage: tensors, and the storage object made here."""
     return torch._C._storage_Use_Count(memory_key(tensor))
 
 
@@ -458,8 +456,8 @@ def set_strided_spec(tensor: Any, mesh: Any, placements: Any) -> None:
 def take_strided_shards_as_they_are() -> None:
     """Let results of DTensor's ops keep its strided shards, as they do from torch 2.13 on.
 
-    Before, it forgets that they are no order of plain ones, and cannot be gathered. Specs of such
-    shards, which torch refuses, say so themselves.
+    Earlier, torch takes any strided shards for an order of plain shards, and cannot gather others.
+    So each spec with strided shards is marked with whether they are such an order.
     """
     if torch.__version__ >= (2, 13):  # pyright: ignore[reportOperatorIssue]
         return

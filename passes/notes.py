@@ -16,11 +16,11 @@ Listener = Callable[[str], None]
 
 
 class PassNote(UserWarning):
-    """A pass had nothing to do; the message names the pass and says what to change."""
+    """Warns that a pass had nothing to do; the message names the pass and says what to change."""
 
 
 class PlanNote(UserWarning):
-    """A plan leaves a tensor replicated, or a mesh axis idle; the message says why."""
+    """Warns that a plan leaves a tensor replicated, or a mesh axis idle; the message says why."""
 
 
 def _warn(text: str) -> None:
@@ -31,12 +31,12 @@ _listener: ContextVar[Listener] = ContextVar("_listener", default=_warn)
 
 
 def note(text: str) -> None:
-    """Send a note to the current listener, which by default warns with PassNote."""
+    """Send a note to the current listener; without one, warn with PassNote."""
     _listener.get()(text)
 
 
 def is_heard() -> bool:
-    """Whether notes are listened to; if not, a pass need not look for what it could note."""
+    """Whether anybody listens to notes; if not, a pass can skip the search for what to note."""
     return _listener.get() is not drop
 
 
@@ -56,10 +56,8 @@ def heard_by(listener: Listener) -> Generator[None]:
 
 @contextmanager
 def heard_from(passes: Collection[str], listener: Listener) -> Generator[None]:
-    """Give the notes of these passes, which begin with their names, to `listener`; drop others.
-
-    `listener` may be `note` itself, which then sends the notes to the previous listener.
-    """
+    """Send notes that begin with the name of one of `passes` to `listener`; drop other notes.
+    `listener` may be `note` itself, which then sends the notes to the previous listener."""
     before = _listener.get()
 
     def hear(text: str) -> None:

@@ -25,10 +25,11 @@ CONTEXT = 1
 
 
 def changed_text(before: str, after: str) -> str:
-    """The changed lines with `-` and `+`, between context; a hunk's head names layer and phase.
+    """The changed lines, marked `-` and `+`, with context; the head of a hunk names layer and
+    phase.
 
-    Each argument of the function, and each result, counts as a line. Empty if nothing changed.
-    Takes time linear in the texts for each hunk, since nearly all lines are distinct.
+    Each argument and each result of the function counts as a line. Empty if nothing changed. For
+    each hunk it takes time linear in the texts, since nearly all lines are distinct.
     """
     lines = list(unified_diff(_lines(before), _lines(after), lineterm="", n=CONTEXT))[2:]
     heads = [place for place, line in enumerate(lines) if line.startswith("@@")]
@@ -56,7 +57,7 @@ def _where(lines: Iterable[str]) -> str:
 
 
 class Observer:
-    """Sees the program before and after each pass; subclass what is needed."""
+    """Base of objects called before and after each pass; override the methods needed."""
 
     def before(self, pass_: ModulePass, program: Program) -> None:
         """Called with the program that the pass is about to change."""
@@ -69,7 +70,7 @@ class Observer:
 
 
 class Observers(Observer):
-    """Several observers as one, nested: the last is next to the pass, and times it alone."""
+    """Several observers as one, nested: the last is called closest to the pass."""
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._observers = tuple(observers)
@@ -89,7 +90,7 @@ class Observers(Observer):
 
 @dataclass(frozen=True)
 class PassRecord:
-    """Measurements of one pass. num_ops: ops of the program before and after the pass."""
+    """Measurements of a pass. num_ops: the program's number of ops before and after the pass."""
 
     spec: str
     seconds: float
@@ -99,7 +100,7 @@ class PassRecord:
 
 @dataclass
 class PassWatch(Observer):
-    """Times each pass (with its verification), counts ops, notices whether it changed anything."""
+    """Measures each pass, with its verification: time, ops, whether it changed anything."""
 
     seen: list[PassRecord] = field(default_factory=list[PassRecord])
     _before: Program | None = None
@@ -118,7 +119,7 @@ class PassWatch(Observer):
         self.seen.append(PassRecord(str(pass_.spec()), seconds, counts, changed))
 
     def table(self) -> str:
-        """A line for each pass: seconds, share, ops before and after, and its name."""
+        """Return a table: for each pass seconds, share, ops before and after, and its name."""
         total_s = sum(entry.seconds for entry in self.seen)
         lines = [f"{'seconds':>9} {'share':>6} {'ops':>8} {'change':>7}  pass"]
         for entry in self.seen:
@@ -131,7 +132,7 @@ class PassWatch(Observer):
 
 @dataclass
 class PrintChanges(Observer):
-    """Prints the lines of the program that each pass changed; use a new object for each run."""
+    """Prints the lines that each pass changed in the program. Use a new object for each run."""
 
     out: TextIO = field(default_factory=lambda: sys.stderr)
     _before: str = ""
@@ -177,8 +178,8 @@ class DumpFiles(Observer):
         self._folder = Path(folder)
         if self._folder.exists() and not self._folder.is_dir():
             raise ValueError(
-                f"'{folder}' is a file, expected a folder for the program after each pass; give "
-                "another name."
+                f"'{folder}' is a file, but a folder is needed in which to write the program "
+                "after each pass; give another path."
             )
         self._folder.mkdir(parents=True, exist_ok=True)
         # Without its first file a folder is no dump, and nothing in it is ours to remove.
@@ -204,7 +205,7 @@ class DumpFiles(Observer):
 
 
 class NameDump(Observer):
-    """Adds to a failing pass's error how to dump the program before it; writes no file itself."""
+    """Adds to a failing pass's error how to dump the program before it; writes no file."""
 
     def failed(self, pass_: ModulePass, error: Exception) -> None:
         error.add_note(f"--dump-dir FOLDER keeps the program before pass '{pass_.name}'")

@@ -37,12 +37,10 @@ class PassError(ValueError):
 
 
 def parse_passes(spec: str) -> tuple[ModulePass, ...]:
-    """Read `propagate-shardings,preset:oases,...`; options stand in braces.
-
-    Raises ValueError, in one line, for what does not parse, unknown passes and unknown options.
-    """
+    """Parse a list of passes, `propagate-shardings,preset:oases,..`, with options in braces. Raises
+    ValueError, in one line, for malformed text, unknown passes and unknown options."""
     if re.search(r"\d{19}", spec):
-        raise ValueError("the passes have a number of more than 18 digits; no option takes one.")
+        raise ValueError("a number in the passes has over 18 digits, more than any option takes.")
     try:
         specs = list(parse_pipeline(readable_spec(spec)))
     except (ParseError, ArgSpecParseError) as error:  # the latter is no Exception
@@ -107,7 +105,7 @@ def _wrong_kind(kind: type[ModulePass], spec: ArgSpec) -> str:
 
 @dataclass(frozen=True, init=False)
 class PassPipeline:
-    """Passes in order. Its text is a spec that reads back as the pipeline."""
+    """A sequence of passes. `str()` gives a text from which the same pipeline can be parsed."""
 
     passes: tuple[ModulePass, ...]
 
@@ -170,10 +168,8 @@ class PassPipeline:
         return result
 
     def change(self, program: Program) -> None:
-        """Run the passes on the program itself, without verification, observers and notes.
-
-        Planners price programs in this way. Raises PassError, naming the pass, if one fails.
-        """
+        """Run the passes on the program itself, without verification, observers and notes, as
+        planners do to price programs. Raises PassError, naming the pass, if one fails."""
         context, analyses = make_context(), Analyses(program)
         with without_gc(), unheard():
             for pass_ in self.passes:
@@ -211,10 +207,8 @@ def run_passes(
     dump_dir: str | Path | None = None,
     observer: Observer | None = None,
 ) -> Program:
-    """Run passes over a copy of a program, on `mesh` if one is given.
-
-    dump_dir: a folder for the program before the first pass and after each, as numbered files.
-    """
+    """Run passes over a copy of a program, on `mesh` if one is given. dump_dir: a folder for the
+    program before the first pass and after each, as numbered files."""
     if dump_dir is not None:
         observer = Observers(filter(None, (DumpFiles(dump_dir), observer)))
     on = None if mesh is None else as_mesh(mesh)
@@ -233,8 +227,8 @@ def as_mesh(mesh: MeshLike | DeviceMesh, num_devices: int | None = None) -> Mesh
         return _of_device_mesh(cast("DeviceMesh", mesh))
     if not isinstance(mesh, str | Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(
-            "a mesh is text such as 'data=2,tensor=4', sizes by name, an sw.Mesh or a DeviceMesh, "
-            f"not a {type(mesh).__name__}; ranks are numbered along its axes, the last one fastest."
+            f"mesh is a {type(mesh).__name__}, expected text such as 'data=2,tensor=4', a dict "
+            "of sizes by axis name, an sw.Mesh or a DeviceMesh."
         )
     if not isinstance(mesh, str):
         mesh = ",".join(f"{name}={size}" for name, size in mesh.items())
@@ -245,13 +239,13 @@ def _of_device_mesh(mesh: DeviceMesh) -> Mesh:
     names = mesh.mesh_dim_names
     if names is None:
         raise ValueError(
-            "the DeviceMesh has no names of dims, which are the axes; make it with "
+            "the DeviceMesh has no names for its dims, which become mesh axes; make it with "
             "init_device_mesh(.., mesh_dim_names=('data', 'tensor'))."
         )
     ranks = cast("list[int]", mesh.mesh.flatten().tolist())  # pyright: ignore[reportUnknownMemberType]
     if ranks != list(range(len(ranks))):
         raise ValueError(
-            f"the DeviceMesh has the ranks {ranks}; give one of all ranks in order, as "
+            f"the DeviceMesh has ranks {ranks}; give a DeviceMesh of all ranks in order, as "
             "init_device_mesh makes it."
         )
     return Mesh(**dict(zip(names, mesh.mesh.shape, strict=True)))

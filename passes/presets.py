@@ -63,12 +63,12 @@ _NAME_PREFIX = "preset-"
 
 
 def readable_spec(spec: str) -> str:
-    """The spec with `preset:x` as `preset-x`, which xDSL reads as a name; columns stay."""
+    """Write `preset:x` as `preset-x`, which xDSL can parse as a name, at the same column."""
     return _STRING_OR_PRESET.sub(lambda m: _NAME_PREFIX if m[0] == PREFIX else m[0], spec)
 
 
 def preset_of(name: str) -> str | None:
-    """The spec of a preset's name; None for a pass. Raises ValueError for an unknown preset."""
+    """The passes of a preset, as text; None for a pass. Raises ValueError for an unknown preset."""
     if not name.startswith(_NAME_PREFIX):
         return None
     preset = name.removeprefix(_NAME_PREFIX)

@@ -17,7 +17,7 @@ _Result = TypeVar("_Result")
 
 
 class Analyses:
-    """Analyses of one program, each computed at first use; who changes it must call `forget`."""
+    """Analyses of one program, each computed at first use. Call `forget` after a change of it."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -35,7 +35,7 @@ class Analyses:
 
 
 class PassOnProgram(ModulePass):
-    """A pass over a Program: `run` changes it in place, function by function if it is staged."""
+    """Base of passes on a Program, which `run` changes in place: by function if it is staged."""
 
     @abstractmethod
     def run(self, program: Program) -> None: ...
@@ -46,11 +46,11 @@ class PassOnProgram(ModulePass):
 
 
 class PassWithAnalyses(PassOnProgram):
-    """A pass that reads analyses of a program, which a pipeline shares between such passes."""
+    """Base of passes that read analyses of a program, shared between them by a pipeline."""
 
     @abstractmethod
     def rewrite(self, program: Program, analyses: Analyses) -> None:
-        """Change the program in place, and call `analyses.forget` if anything has changed."""
+        """Change the program in place; call `analyses.forget` if anything has changed."""
 
     def run(self, program: Program) -> None:
         self.rewrite(program, Analyses(program))

@@ -48,7 +48,7 @@ GENERATED: dict[str, str] = {}
 
 
 def find_pass(name: str) -> type[ModulePass]:
-    """The pass class of a registered name. Raises ValueError with near names if there is none."""
+    """The pass class of a registered name. ValueError, with similar names, for other names."""
     target = PASSES.get(name) or GENERATED.get(name)
     if target is None:
         known = sorted([*PASSES, *GENERATED])
@@ -61,7 +61,7 @@ def find_pass(name: str) -> type[ModulePass]:
 
 
 def register_pass(kind: type[ModulePass]) -> type[ModulePass]:
-    """Register a user's pass under its name, for specs and the command line (`--load`).
+    """Register a user's pass class under its name, for pass lists and the command line (`--load`).
 
     kind: the pass class; this function can decorate it. A class may be registered again, also in a
     new version. Raises ValueError if another pass has the name.

@@ -42,9 +42,7 @@ def planner_function(name: str) -> Callable[..., Plan]:
 
 def planner_options(name: str) -> dict[str, inspect.Parameter]:
     """Return a planner's options by name, with their defaults and with types as annotations.
-
-    Options are parameters of the planner's function, or fields of its dataclass `options`.
-    """
+    Options are parameters of the planner's function, or fields of its dataclass `options`."""
     return _options_of(planner_function(name))
 
 
@@ -72,8 +70,8 @@ def require_cluster(name: str, cluster: ClusterLike | None, *, is_mesh_given: bo
         return
     if parameter.default is inspect.Parameter.empty or not is_mesh_given:
         raise ValueError(
-            f"planner '{name}' needs a cluster; give `shardweave plan --cluster`, or cluster= "
-            "of sw.plan, a preset's name or a file, and run the plan that it makes."
+            f"planner '{name}' needs a cluster; give a preset's name or a file to `shardweave "
+            "plan --cluster` or to sw.plan(cluster=..), and run the plan that it makes."
         )
 
 
@@ -96,7 +94,9 @@ def call_planner(
     known = inspect.signature(function).parameters
     check_options(name, options or {})
     if mesh is None and not chooses_mesh(name):
-        raise ValueError(f"planner '{name}' does not choose a mesh; give one, as data=2,tensor=2.")
+        raise ValueError(
+            f"planner '{name}' does not choose a mesh; give a mesh, as data=2,tensor=2."
+        )
     extra: dict[str, Any] = {}
     if "cluster" in known:
         require_cluster(name, cluster, is_mesh_given=mesh is not None)
@@ -131,9 +131,9 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
         kinds = get_args(known[option].annotation) or (known[option].annotation,)
         if not any(_is_of(value, kind) for kind in kinds):
             shown = " or ".join(_KINDS.get(kind, str(kind)) for kind in kinds)
-            raise ValueError(f"planner '{name}': option '{option}' is {value!r}; give {shown}.")
+            raise ValueError(f"planner '{name}': option '{option}' is {value!r}, expected {shown}.")
         if isinstance(value, int | float) and not value >= 0:  # nor is NaN
-            raise ValueError(f"planner '{name}': option '{option}' is {value}; give 0 or more.")
+            raise ValueError(f"planner '{name}': option '{option}' is {value}, expected 0 or more.")
 
 
 _KINDS: Mapping[Any, str] = {

@@ -114,13 +114,13 @@ def mesh_of_plan(given: PlanLike | None) -> Mesh | None:
 def check_resolvable(
     given: PlanLike, cluster: ClusterLike | None = None, *, sequence_parallel: bool = False
 ) -> None:
-    """Raise ValueError for a plan or options that no program can use, before one is captured."""
+    """Raise ValueError for a plan or options that fit no program, before one is captured."""
     if isinstance(given, str) and given in PLANNERS:
         require_cluster(given, cluster, is_mesh_given=True)
         check_options(given, _options(sequence_parallel))
     elif sequence_parallel:
         raise ValueError(
-            "sequence_parallel is an option of planners, not of a given plan; name a planner "
+            "sequence_parallel is an option of planners, but a plan is given; name a planner "
             f"({', '.join(PLANNERS)}), or shard 'activations' in the plan."
         )
 
@@ -148,9 +148,9 @@ def resolve_plan(
         not_texts = [key for key, value in values.items() if not isinstance(value, str)]
         if not_texts:
             raise PlanError(
-                "the plan is a dict, that is shardings by parameter, such as '[{\"tensor\"}, {}]'; "
-                f"'{not_texts[0]}' has none. Give a whole plan as sw.Plan(..), "
-                "sw.Plan.from_dict(..) or a file."
+                "a plan given as a dict must map parameter names to shardings, such as "
+                f"'[{{\"tensor\"}}, {{}}]', but '{not_texts[0]}' maps to something else. Give a "
+                "whole plan as sw.Plan(..), sw.Plan.from_dict(..) or a file."
             )
         return _plan_by_name(given, program, mesh)
     if not Path(given).is_file():

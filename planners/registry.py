@@ -57,7 +57,7 @@ def register_planner(name: str, function: Planner) -> Planner:
             f"there is a planner '{name}' already, {PLANNERS[name]}; give {target} another name."
         )
     if "<" in target:
-        raise ValueError(f"{target} is nested in a function; define it at the top of its module.")
+        raise ValueError(f"{target} is nested in a function; define it at its module's top level.")
     PLANNERS[name] = target
     _add_pass(name)
     return function

@@ -47,7 +47,7 @@ def test_page_of_options_has_every_pass_preset_and_planner() -> None:
 def test_table_of_passes_has_a_row_for_each_made_of_its_docstring() -> None:
     rows = re.findall(r"^\| \[`([\w-]+)`\]\(#\1\) \| (.+) \|$", PAGES["options.md"](), re.M)
     assert [name for name, _ in rows] == sorted(PASSES)
-    assert ("dce", "Erase every op without uses, and what only fed such ops.") in rows
+    assert ("dce", "Erase every op without uses, and ops whose results only such ops use.") in rows
 
 
 @pytest.mark.parametrize("name", sw.__all__)

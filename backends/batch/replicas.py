@@ -39,7 +39,7 @@ def are_checked() -> bool:
 
 
 def inputs_are_checked(num_calls: int) -> bool:
-    """Whether the inputs of a call are compared, after `num_calls` earlier calls of the step."""
+    """Whether to compare a call's inputs across ranks. num_calls: earlier calls of the step."""
     return num_calls < FIRST_CALLS and os.environ.get(CHECK, "") == ""
 
 
@@ -53,7 +53,8 @@ def check_call(
     call: str, inputs: Mapping[str, Tensor], state: Mapping[Key, Tensor], advice: str = ADVICE
 ) -> None:
     """Raises AgreementError on every rank unless all make the same call, and replicas of inputs,
-    parameters and buffers are equal. call: describes the call. Collective."""
+    parameters and buffers are equal. call: describes the call. advice: ends the message.
+    Collective."""
     watchdog.meet("the call", call)
     check_inputs(inputs, advice)
     stored = {f"{kind} '{name}'": tensor for (kind, name), tensor in state.items()}
@@ -73,7 +74,7 @@ def check_gradients(gradients: Mapping[str, Tensor]) -> None:
 
 
 def check_outputs(outputs: Mapping[str, Tensor]) -> None:
-    """Raises AgreementError on every rank unless scalar outputs are equal. Collective."""
+    """Raises AgreementError on every rank unless ranks agree on scalar outputs. Collective."""
     scalars = {f"output '{name}'": x for name, x in outputs.items() if x.ndim == 0}
     check_replicas(
         scalars, "all ranks have summed the same terms: this is a defect, or of a device"

@@ -59,7 +59,7 @@ def names_of_rows(inputs: Mapping[str, Tensor]) -> frozenset[str]:
 
 
 def grown(call: StepCall, mesh: Mesh) -> StepCall:
-    """Make the call of the global batch, if every rank gives as many rows as this call has."""
+    """Make the call with the global batch, whose rows are this call's rows once for each rank."""
     count, rows = math.prod(mesh.size(axis) for axis in axes_of_rows(mesh)), {}
     for name in names_of_rows(call.inputs):
         tensor = call.inputs[name]
@@ -70,9 +70,9 @@ def grown(call: StepCall, mesh: Mesh) -> StepCall:
 
 @dataclass(frozen=True)
 class Rows:
-    """Numbers of rows of a global batch that ranks provide along `axes`.
+    """The number of rows of a global batch that each rank gives.
 
-    counts: by position along `axes`, in row order. place: position of this rank.
+    counts: by position along `axes`, in row order. place: this rank's position.
     """
 
     runtime: Runtime
@@ -101,8 +101,8 @@ class Rows:
         return len(set(self.counts)) == 1
 
     def joined(self, tensor: Tensor) -> Tensor:
-        """Make the global tensor from this rank's rows: a DTensor, without a message; if ranks have
-        different numbers of rows, a whole tensor, by gathering. Collective."""
+        """Make the global tensor from this rank's rows: a DTensor, without communication; or, if
+        ranks have different numbers of rows, a replicated tensor, by gathering. Collective."""
         return _Joined.apply(tensor, self) if tensor.requires_grad else self._joined(tensor)  # pyright: ignore[reportReturnType]
 
     def _joined(self, tensor: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Rows:
         return tensor.narrow(0, sum(self.counts[: self.place]), self.own)
 
     def hold(self, tensor: Tensor) -> bool:
-        """Whether dim 0 of a global tensor is the rows of the batch, judged by its size."""
+        """Whether dim 0 of a global tensor holds the rows of the batch, judged by its size."""
         return tensor.ndim > 0 and tensor.shape[0] == self.total
 
     def joined_gradient(self, gradient: Tensor) -> Tensor:
@@ -142,8 +142,8 @@ class Rows:
         different numbers of rows."""
         if not self.is_even:
             raise ValueError(
-                f"accumulate={count} needs equally many rows on every rank, but ranks have "
-                f"{list(self.counts)}; call the step for each micro-batch, under no_sync()."
+                f"accumulate={count} needs the same number of rows on every rank, but ranks have "
+                f"{list(self.counts)} rows; call the step for each micro-batch, under no_sync()."
             )
         return replace(self, counts=tuple(number // count for number in self.counts))
 
@@ -186,12 +186,16 @@ class LocalRows:
 
     def joined(self, call: StepCall) -> StepCall:
         """Make the call of the global batch. Raises AgreementError on every rank if calls differ in
-        more than the number of rows, or ranks that share rows differ in it. Collective."""
+        more than the number of rows, or if ranks that must have the same rows differ in their
+        number. Collective."""
         names, new = self._names(call.inputs)
         lengths = {call.inputs[name].shape[0] for name in names}
         if len(lengths) > 1:
             forms = ", ".join(f"{name} {form_of(call.inputs[name])}" for name in sorted(names))
-            raise ValueError(f'batch="local": inputs differ in their number of rows: {forms}.')
+            raise ValueError(
+                f'batch="local": inputs have different numbers of rows: {forms}; give all one '
+                "number."
+            )
         if not names:
             return call
         (length,) = lengths
@@ -207,19 +211,20 @@ class LocalRows:
             if counts.setdefault(self._places[process], count) != count:
                 words = {rank: f"{number} rows" for rank, (number, *_) in enumerate(told)}
                 raise AgreementError(
-                    f"ranks differ in what they share: {who_has_what(words)}; {self.advice}."
+                    f"ranks that must have the same rows differ: {who_has_what(words)}; "
+                    f"{self.advice}."
                 )
         place = self.runtime.position(self.axes)
         rows = Rows(self.runtime, self.axes, tuple(counts[n] for n in sorted(counts)), place)
         if not rows.total:
-            raise ValueError("no rank has any rows in this call; leave it out.")
+            raise ValueError("all ranks have an empty batch in this call; skip the call.")
         # In the same order on every rank: each tensor is a message, and a set has no order.
         whole = {n: rows.joined(x) if n in names else x for n, x in call.inputs.items()}
         return replace(call, inputs=whole, rows=rows)
 
     @property
     def advice(self) -> str:
-        """Advice for ranks that have different rows where they share them."""
+        """Advice for the case that ranks which must have the same rows have different ones."""
         axes = ", ".join(f"'{axis}'" for axis in self.axes)
         return f"ranks that do not differ along {axes} are to give the same rows"
 

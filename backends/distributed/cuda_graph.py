@@ -22,16 +22,16 @@ WARM_UP_CALLS = 3
 
 
 def check_graph(program: Program, mesh: Mesh, *, is_joint: bool) -> None:
-    """Raises ValueError for a step with messages between ranks, or with copies to the host."""
+    """Raises ValueError if a step communicates between ranks, or copies values to the host."""
     if is_joint:
         raise ValueError(
-            f"cuda_graph=True: a step on mesh {mesh} sends messages, and a graph of those is not "
-            "supported; leave it out, or take a mesh of one device."
+            f"cuda_graph=True: on mesh {mesh} the step communicates, and CUDA graphs with "
+            "collectives are not supported; leave cuda_graph out, or use a mesh of one device."
         )
     if any(isinstance(op, HostCopyOp) for op in program.ops):
         raise ValueError(
-            "cuda_graph=True: the step copies values to the host, and a graph of those is not "
-            "supported; leave it out, or the plan's 'offload'."
+            "cuda_graph=True: the plan offloads activations to the host, which a CUDA graph does "
+            "not support; leave out cuda_graph, or the plan's 'offload'."
         )
 
 
@@ -60,8 +60,8 @@ class GraphedStep:
     def __call__(self, runtime: Any, given: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         if runtime.device.type != "cuda":
             raise ValueError(
-                f"a CUDA graph cannot be captured on {runtime.device}; leave cuda_graph out, or "
-                "make the step on a GPU (device='cuda')."
+                f"cuda_graph=True needs a GPU, but the step runs on {runtime.device}; leave "
+                "cuda_graph out, or compile with device='cuda'."
             )
         places = {key: tensor.data_ptr() for key, tensor in given.items() if _stays(key)}
         if self._graph is None or places != self._places or not self._is_free():

@@ -27,13 +27,13 @@ from shardweave.ir.torch_private import dtensor_spec, local_part
 
 
 class DistributedBackend(Backend):
-    """Tensors are DTensors that hold this rank's shard; on one device they are plain tensors.
+    """Stores tensors as DTensors that hold this rank's shard; on one device as plain tensors.
 
     compiler: "triton" runs fused regions as our generated kernels; on the CPU, and where no
     template fits, they run on ATen, as `explain()` says. "inductor" compiles them with PyTorch's
     compiler. None: their ops run one by one. cuda_graph: whether a whole program is captured on the
     GPU at its first call, and replayed afterwards. holders: by kind and name of parameters and
-    buffers, the coordinates on the stage axis that have them; without it all coordinates do.
+    buffers, the coordinates on the stage axis that store them; without it all coordinates do.
     reduce_dtype: dtype in which unreduced gradients are reduced; None: their own.
     """
 
@@ -63,12 +63,13 @@ class DistributedBackend(Backend):
         own = program.mesh
         if program.is_local and own is not None and own.device_axes != mesh.device_axes:
             raise ValueError(
-                f"the program is for mesh {program.mesh}, but the runtime has mesh {mesh}."
+                f"the program is for mesh {program.mesh}, but the runtime has mesh {mesh}; use "
+                "the same."
             )
         if not program.is_local and mesh.num_devices > 1:
             raise ValueError(
-                f"the program is not partitioned for mesh {mesh}; run the passes "
-                "propagate-shardings and insert-collectives on it first."
+                f"the program is not partitioned for mesh {mesh}; first run the passes "
+                "propagate-shardings and insert-collectives on it."
             )
 
     def load(self, program: Program, pending: Collection[str] = ()) -> EmittedRunner | StagedRunner:
@@ -93,9 +94,9 @@ class DistributedBackend(Backend):
             is_guessed = self.holders and key not in self.holders
             if key[1] in trained and is_guessed and self._places(key) != places:
                 raise ValueError(
-                    f"this call trains '{key[1]}' on stage {places[0]}, and other stages have it: "
-                    "the example that sw.compile was given does not read it. Give an example that "
-                    "reads every parameter, or a mesh without stages."
+                    f"this call trains '{key[1]}' on stage {places[0]}, but it is stored on "
+                    "other stages, since the example given to sw.compile does not use it. Give "
+                    "an example that uses every parameter, or a mesh without stages."
                 )
 
     def _places(self, key: Key) -> tuple[int, ...] | None:

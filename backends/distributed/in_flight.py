@@ -15,10 +15,8 @@ from shardweave.ir.mesh.shards import merge_blocks
 
 
 def as_ordered_integers(x: Tensor) -> Tensor:
-    """Map floating-point numbers to integers that compare in the same order; NaN is the largest.
-
-    The bits of negative numbers are inverted except for the sign, as they hold a magnitude.
-    """
+    """Map floating-point numbers to integers that compare in the same order; NaN is the largest. A
+    negative number's bits are inverted except for the sign, since they hold its magnitude."""
     wide = x if x.dtype == torch.float64 else x.float()  # backends reduce no 16-bit integers
     dtype = torch.int64 if x.dtype == torch.float64 else torch.int32
     numbers = _turned(wide.contiguous().view(dtype))
@@ -39,10 +37,10 @@ def _turned(bits: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks of a collective over some axes, this one included.
+    """The ranks over which a collective communicates, including this rank.
 
-    ranks: global ranks by position along the axes, the first axis slowest.
-    order: by position, the rank within `process_group`, which torch sorts by global rank.
+    ranks: global ranks by position along the axes, the first axis slowest. order: by position, the
+    rank within `process_group`, which torch sorts by global rank.
     """
 
     process_group: dist.ProcessGroup
@@ -63,14 +61,12 @@ class Group:
         return self.order == tuple(range(self.size))
 
     def by_position(self, by_group_rank: Tensor) -> list[Tensor]:
-        """Return the entries of dim 0, given by rank within the process group, by position."""
+        """Reorder dim 0, which is by rank within the process group, by position along the axes."""
         return [by_group_rank[rank] for rank in self.order]
 
     def block_cyclic(self, x: Tensor, dim: int, block: int) -> Tensor:
-        """Split `dim` block-cyclically into a shard for each rank within the process group.
-
-        Returns the shards (`take_blocks` of each index), stacked along a new contiguous dim 0.
-        """
+        """Split `dim` block-cyclically into one shard for each rank, by rank in the process group.
+        Returns the shards (`take_blocks` of each index), stacked along a new contiguous dim 0."""
         shape = list(x.shape)
         rounds = shape[dim] // (self.size * block)
         cut = x.reshape(*shape[:dim], rounds, self.size, block, *shape[dim + 1 :])
@@ -95,8 +91,8 @@ _REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 class InFlight:
     """The future result of a collective that has been started.
 
-    work: torch's handle; None if there is nothing to wait for. arrive: returns the tensor once
-    the work is done. The buffers of the message live as long as this object.
+    work: torch's handle; None if there is nothing to wait for. arrive: a function that returns the
+    tensor once the work is done. The collective's buffers live as long as this object.
     """
 
     work: Any
@@ -116,10 +112,8 @@ def here(x: Tensor) -> InFlight:
 
 def start_copy(x: Tensor, target: torch.device) -> InFlight:
     """Start a contiguous copy of a tensor between a GPU and pinned host memory, on a stream of its
-    own. If neither device is a GPU, the copy is made at once.
-
-    Torch's allocator keeps pinned memory for the next step.
-    """
+    own. If neither device is a GPU, the copy is made at once. Torch's allocator keeps pinned memory
+    for the next step."""
     gpu = next((place for place in (x.device, target) if place.type == "cuda"), None)
     if gpu is None:
         return here(x.to(target, copy=True, memory_format=torch.contiguous_format))
@@ -139,10 +133,8 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def start_all_reduce(x: Tensor, group: Group, op: str = "sum", in_place: bool = False) -> InFlight:
-    """Start an all-reduce of `x` over the group. op: "sum" or "max".
-
-    in_place: whether the result may overwrite `x`.
-    """
+    """Start an all-reduce of `x` over the group. op: "sum" or "max". in_place: whether the result
+    may overwrite `x`."""
     if _is_ordered(x, op):
         return start_maximum(x, group.process_group)
     # Reducing a strided view in place corrupts it silently under gloo.
@@ -165,7 +157,7 @@ def start_maximum(x: Tensor, group: dist.ProcessGroup | None = None) -> InFlight
 
 
 def start_all_reduces(tensors: Sequence[Tensor], group: Group, op: str) -> list[InFlight]:
-    """Call `start_all_reduce` on several tensors, in one message per dtype."""
+    """Start all-reduces of several tensors over the group, in one message per dtype."""
     if any(_is_ordered(x, op) for x in tensors):
         return _start_maxima(tensors, group)
     transfers: list[InFlight] = [here(x) for x in tensors]
@@ -203,7 +195,7 @@ SMALL_BYTES = 2**16
 
 
 def all_reduce_in_place(tensors: Sequence[Tensor], group: Group, op: str = "sum") -> None:
-    """All-reduce dense tensors in place ("sum" or "max"). Small ones share a message."""
+    """All-reduce dense tensors in place ("sum" or "max"). Small tensors share a message."""
     # Tensors reduced as ordered integers are copied in any case, so they join the small ones.
     are_small = [x.nbytes <= SMALL_BYTES or _is_ordered(x, op) for x in tensors]
     small = [x for x, is_small in zip(tensors, are_small, strict=True) if is_small]
@@ -221,7 +213,7 @@ def all_reduce_in_place(tensors: Sequence[Tensor], group: Group, op: str = "sum"
 
 
 def start_all_gather(x: Tensor, group: Group, dim: int, block: int) -> InFlight:
-    """Start an all-gather along `dim`, interleaving `block` elements of each rank in turn."""
+    """Start an all-gather along `dim`, taking `block` elements of each rank in turn."""
     flat = x.new_empty(group.size * x.numel())
     work = _gather(x.contiguous().view(-1), flat, group)
 
@@ -239,11 +231,9 @@ gather, without its second buffer. Gloo gathers smaller shards faster."""
 
 
 def _gather(shard: Tensor, flat: Tensor, group: Group) -> Any:
-    """Gather the shards of all ranks into `flat`, by rank within the process group.
-
-    On the CPU each rank sends large shards to every other rank: gloo's own gather would hold a
-    second buffer as large as `flat` during the transfer, and copy it.
-    """
+    """Gather the shards of all ranks into `flat`, by rank within the process group. On the CPU each
+    rank sends large shards to every other rank: gloo's own gather would hold a second buffer as
+    large as `flat` during the transfer, and copy it."""
     size, own = shard.numel(), group.own
     is_small = group.size > 2 and shard.nbytes < STEPWISE_BYTES
     if is_small or not shard.is_cpu:
@@ -288,10 +278,8 @@ def start_reduce_scatter(x: Tensor, group: Group, dim: int, block: int) -> InFli
 
 def _exchange_and_add(parts: Tensor, group: Group, shape: Sequence[int]) -> InFlight:
     """Reduce-scatter by an all-to-all and a local sum. parts: row i is this rank's term for rank i.
-
-    Gloo's own reduce-scatter is an all-reduce, which sends twice the bytes. If the row of this
-    rank is the first or the last, it is left out of the message.
-    """
+    Gloo's own reduce-scatter is an all-reduce, which sends twice the bytes. If the row of this rank
+    is the first or the last, it is left out of the message."""
     own, (ranks, size) = group.own, parts.shape
     is_at_end = own in (0, ranks - 1)
     sent = parts
@@ -325,5 +313,5 @@ def start_all_to_all(
 
 def _reduction(op: str) -> Any:
     if op not in _REDUCTIONS:
-        raise ValueError(f"dist.all_reduce: found op = '{op}', expected 'sum' or 'max'.")
+        raise ValueError(f"dist.all_reduce has op = '{op}'; use 'sum' or 'max'.")
     return _REDUCTIONS[op]

@@ -20,11 +20,12 @@ TOTALS = ("sum", "part")
 
 @dataclass(frozen=True)
 class JoinedTotals:
-    """Combines the totals of all coordinates of one stage. Collective among them.
+    """Combines the totals of micro-batches that the coordinates of one stage have. Collective among
+    them.
 
-    group: the ranks at `places`, the stage's coordinates, that equal this rank otherwise. place:
-    its own coordinate. sums: by name, `sum` or `max`. parts: names of values that are gathered. at:
-    for each micro-batch, the coordinate that has its part.
+    group: the ranks at `places`, the stage's coordinates, with the same other coordinates as this
+    rank. place: this rank's coordinate. sums: by name, `sum` or `max`. parts: names of values that
+    are gathered. at: by micro-batch, the coordinate that has its part.
     """
 
     group: Group
@@ -39,7 +40,7 @@ class JoinedTotals:
         all_reduce_in_place(totals, self.group, reduction)
 
     def gathered(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Gather the parts of all micro-batches, in order. parts: those of this coordinate."""
+        """Gather the parts of all micro-batches, in order. parts: the parts of this coordinate."""
         own = iter(parts)
         return [
             self._sent(
@@ -57,11 +58,9 @@ class JoinedTotals:
 def joined_totals(
     program: Program, functions: Iterable[StageFunction], runtime: Runtime
 ) -> dict[str, JoinedTotals]:
-    """Return the totals to join, by the name of this rank's function before which they are joined.
-
-    functions: this rank's, in the order of their first runs. Only stages at several coordinates
-    have totals to join. Collective among all ranks.
-    """
+    """Return the totals to join, by the name of the function of this rank that needs them first.
+    functions: this rank's functions, in the order of their first runs. Only stages at several
+    coordinates have totals to join. Collective among all ranks."""
     places, axis = StagePlaces.of(program), micro_axis(program)
     groups = {at: runtime.group_at(at) for at in sorted(set(places.of_stage.values()))}
     totals: dict[str, JoinedTotals] = {}

@@ -39,9 +39,9 @@ def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple
     if not sharding.is_chunked(shape):
         layout = ShardingAttr.of(sharding, tuple(shape))
         raise ValueError(
-            f"a tensor of shape {tuple(shape)} cannot be stored as {layout}: DTensor shards a dim "
-            "that does not divide over one mesh axis alone, in plain shards. Store it so, and name "
-            "the other sharding under `used` in the plan."
+            f"a tensor of shape {tuple(shape)} cannot be stored as {layout}: DTensor can shard "
+            "an uneven dim over one mesh axis only, in contiguous shards. Store it so, and give "
+            "this sharding under `used` in the plan."
         )
     placements: list[Placement] = []
     applied = Sharding.replicated(len(shape))
@@ -75,10 +75,8 @@ def as_dtensor(
     shape: Sequence[int] | None = None,
 ) -> Tensor:
     """Make the DTensor whose shard on this rank is `local`; returns `local` itself on one device.
-
-    device_mesh: the devices that have the tensor; all by default. shape: of the whole tensor;
-    needed on ranks outside of `device_mesh`, whose shard is empty.
-    """
+    device_mesh: the devices that have the tensor; by default all. shape: the global shape, needed
+    on ranks outside of `device_mesh`, whose shard is empty."""
     device_mesh = device_mesh or runtime.device_mesh
     if device_mesh is None:
         return local

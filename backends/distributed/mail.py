@@ -24,7 +24,7 @@ Address = tuple[int, int, str, int | None]
 
 @dataclass(frozen=True)
 class ExpectedMessage:
-    """A message to be received. shape, dtype: of its tensor. seen: as in `ComingMessage`."""
+    """A message to be received. shape, dtype: its tensor's. seen: as in `ComingMessage`."""
 
     address: Address
     shape: tuple[int, ...]
@@ -43,10 +43,10 @@ class _Inbox:
 
 
 class Mail:
-    """The messages of one rank in one step.
+    """Sends and receives the messages of one rank in one step.
 
-    inbox: by sending rank, its messages in order. groups: process groups by (sender, receiver); for
-    other pairs the default group. In one group, NCCL runs all messages between two ranks on one
+    inbox: by sending rank, its messages in order. groups: process groups by (sender, receiver);
+    other pairs use the default group. NCCL runs all messages between two ranks in one group on one
     stream, in order: with both directions in it, two ranks that both wait to receive would hang.
     Within one direction both ranks have the same order.
     """
@@ -110,10 +110,8 @@ class Mail:
         return buffer
 
     def _forget(self, rank: int, count: int) -> None:
-        """Free the first `count` messages to a rank, which it has received, if not freed yet.
-
-        Gloo does not say that a message has left until it is waited for.
-        """
+        """Free the first `count` messages to a rank, which it has received, if not freed yet. Gloo
+        does not say that a message has left until it is waited for."""
         for _ in range(count - self._arrived[rank]):
             work, _ = self._sent[rank].popleft()
             if work is not None:

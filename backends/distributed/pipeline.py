@@ -71,8 +71,8 @@ class StagedRunner(JoinedRunner):
 
 
 def homes_of(program: Program) -> dict[str, int]:
-    """Return, by name of each output of one or more dims, the one coordinate on the stage axis that
-    has it."""
+    """Map each output with dims that only one coordinate on the stage axis has to that
+    coordinate."""
     homes: dict[str, int] = {}
     functions = functions_of(program)
     for _, run in runs_of(program):
@@ -83,11 +83,8 @@ def homes_of(program: Program) -> dict[str, int]:
 
 
 def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
-    """Return the coordinates on the stage axis that read or write each parameter and buffer, by
-    kind and name.
-
-    An unused parameter or buffer is at coordinate 0.
-    """
+    """Map each parameter and buffer (kind, name) to the coordinates on the stage axis that read or
+    write it. An unused parameter or buffer is at coordinate 0."""
     holders: dict[Key, set[int]] = {
         (slot.kind, slot.name): set()
         for slot in program.arguments
@@ -137,7 +134,7 @@ class _MicroBatchMail:
 
 
 class RankStep(StagedStep[Tensor]):
-    """One step of one rank."""
+    """A step of a staged program, as one rank runs it."""
 
     def __init__(self, runner: StagedRunner, given: Mapping[Key, Tensor], mail: Mail) -> None:
         super().__init__(given)

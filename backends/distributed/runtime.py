@@ -59,7 +59,7 @@ def _waited(
 
 
 class Messages(Protocol):
-    """Sends and receives the messages between stages of one micro-batch."""
+    """Sends and receives the messages of one micro-batch between stages."""
 
     def send(self, x: Tensor, to: int, name: str) -> None: ...
 
@@ -162,7 +162,7 @@ class Runtime:
     def start_all_reduce_coalesced(
         self, tensors: Sequence[Tensor], axes: Sequence[str], op: str = "sum"
     ) -> list[InFlight]:
-        """Call `start_all_reduce` on several tensors, in one message per dtype."""
+        """Start all-reduces of several tensors over `axes`, in one message per dtype."""
         group = self.group(axes)
         if group is None:
             return [here(x) for x in tensors]
@@ -180,7 +180,7 @@ class Runtime:
     def start_add_rows(
         self, x: Tensor, numbers: Tensor, routes: Tensor, axes: Sequence[str]
     ) -> InFlight:
-        """Start adding rows `x`, by index, into a table of zeros; gives this rank's shard of it."""
+        """Start adding rows `x`, by index, into a table of zeros; gives this rank's shard."""
         group = self.group(axes)
         if group is None:
             return here(x.new_zeros((routes.shape[1], *x.shape[1:])).index_add_(0, numbers, x))
@@ -246,8 +246,8 @@ class Runtime:
         return tuple(axis.name for axis in self.mesh.device_axes if axis != self.mesh.stage_axis)
 
     def agreed_on_stage(self, choose: Callable[[], _T]) -> _T:
-        """Return the choice of the first rank that runs the same functions as this one; only it
-        calls `choose`. The choice must be something that pickle takes. Collective among them."""
+        """Return the choice of the first rank that runs the same functions as this one; only that
+        rank calls `choose`. The choice must be picklable. Collective among these ranks."""
         group = self.group(self._axes_in_stage)
         if group is None:
             return choose()
@@ -257,7 +257,7 @@ class Runtime:
         return cast("_T", chosen[0])
 
     def rank_at(self, place: int) -> int:
-        """Return the global rank at `place` on the stage axis that equals this one otherwise."""
+        """Return the global rank at `place` of the stage axis with our other coordinates."""
         return self._of_places[place]
 
     def _processes_of_places(self) -> tuple[int, ...]:
@@ -269,10 +269,9 @@ class Runtime:
         return tuple(self.processes[self.mesh.rank(at)] for at in own)
 
     def group_at(self, places: Sequence[int]) -> Group | None:
-        """Return the group of ranks at `places` on the stage axis that equal this one otherwise.
-
-        None if `places` is one coordinate, or lacks this rank's. Collective at first use.
-        """
+        """Return the group of ranks at `places` on the stage axis with this rank's other
+        coordinates. None if `places` is one coordinate, or lacks this rank's. Collective at first
+        use."""
         axis = self.mesh.stage_axis
         if axis is None or len(places) == 1:
             return None
@@ -304,11 +303,9 @@ class Runtime:
         return self.device_mesh is not None and "nccl" in dist.get_backend()
 
     def message_groups(self, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Any]:
-        """Return the process groups of this rank's messages, by (sender, receiver).
-
-        places: pairs of coordinates on the stage axis (sender, receiver), in the same order on all
-        ranks. Empty if the default group suffices. Collective.
-        """
+        """Return the process groups of this rank's messages, by (sender, receiver). places: pairs
+        of coordinates on the stage axis (sender, receiver), in the same order on all ranks. Empty
+        if the default group suffices. Collective."""
         if not self.groups_messages:
             return {}
         inner = self.mesh.within_stage
@@ -337,7 +334,8 @@ class Runtime:
 
     @staticmethod
     def added(given: Mapping[tuple[str, str], Tensor], key: tuple[str, str], x: Tensor) -> Tensor:
-        """Add a gradient in place to the caller's under `key` in `given`; return `x` if none."""
+        """Add gradient `x` in place to the caller's tensor `given[key]`, and return that tensor;
+        return `x` itself if `given` has no tensor for the key."""
         into = given.get(key)
         return x if into is None else into.add_(x)
 
@@ -345,7 +343,7 @@ class Runtime:
     def added_product(
         given: Mapping[tuple[str, str], Tensor], key: tuple[str, str], left: Tensor, right: Tensor
     ) -> Tensor:
-        """Compute `added` of the product of two matrices."""
+        """As `added`, for a gradient that is the product of two matrices."""
         into = given.get(key)
         return torch.mm(left, right) if into is None else into.addmm_(left, right)
 
@@ -388,17 +386,17 @@ def _default_device() -> torch.device:
 def _check_world(mesh: Mesh, processes: Sequence[int]) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         raise ValueError(
-            f"mesh {mesh} has {mesh.num_devices} devices, but this process is alone: start one "
-            f"process for each (torchrun --nproc-per-node {mesh.num_devices} ...) and call "
-            "torch.distributed.init_process_group() first."
+            f"mesh {mesh} has {mesh.num_devices} devices, but torch.distributed is not "
+            "initialized here; start one process for each device (torchrun --nproc-per-node "
+            f"{mesh.num_devices} ...) and call torch.distributed.init_process_group() first."
         )
     if dist.get_world_size() != mesh.num_devices:
         raise ValueError(
             f"mesh {mesh} has {mesh.num_devices} devices, but {dist.get_world_size()} processes "
-            "were started; start one for each device."
+            "run; start one process for each device."
         )
     if sorted(processes) != list(range(mesh.num_devices)):
         raise ValueError(
-            f"the program is for devices {list(processes)}, but its processes have the numbers 0 "
-            f"to {mesh.num_devices - 1}; number them so in the plan's 'ranks'."
+            f"the program is for devices {list(processes)}, but the processes are numbered 0 to "
+            f"{mesh.num_devices - 1}; use these numbers in the plan's 'ranks'."
         )

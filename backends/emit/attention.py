@@ -34,7 +34,7 @@ def flash_attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (output, logsumexp), as `aten._scaled_dot_product_flash_attention_for_cpu`."""
+    """Return (output, logsumexp), like `aten._scaled_dot_product_flash_attention_for_cpu`."""
     query, key, value = _dense_rows(query), _dense_rows(key), _dense_rows(value)
     kind = fused_attention.kernel_for(query, key, value, is_causal, attn_mask)
     if kind != "none":
@@ -60,7 +60,7 @@ def flash_attention_backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value, as that op's `_backward`."""
+    """Compute the gradients of query, key and value, as the backward op of that attention does."""
     query, key, value, out = (_dense_rows(x) for x in (query, key, value, out))
     kind = fused_attention.kernel_for(query, key, value, is_causal, attn_mask)
     operands, saved = (query, key, value), (out, logsumexp)
@@ -161,4 +161,4 @@ def _scores(
 
 def _check_no_dropout(dropout_p: float) -> None:
     if dropout_p:
-        raise ValueError(f"attention: found dropout {dropout_p}, expected 0; capture without it.")
+        raise ValueError(f"attention has dropout {dropout_p}; capture the model with dropout 0.")

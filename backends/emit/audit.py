@@ -36,19 +36,16 @@ class SourceError(ValueError):
 
 
 def audit(source: str, header: str, functions: Collection[str]) -> ast.Module:
-    """Parse `source`. Raises SourceError unless it is the header and one function that contains
-    only what a step may.
-
-    header: the expected lines between docstring and function. functions: names imported in it that
-    the step may call. Takes time linear in the source.
-    """
+    """Parse `source`. Raises SourceError unless it consists of the header and one function, whose
+    code may only contain what a step needs. header: the expected lines between docstring and
+    function. functions: imported names that the step may call. Takes time linear in the source."""
     tree = ast.parse(source)
     body = tree.body
     statements = ast.parse(header).body
     if [*map(ast.dump, body[1:-1])] != [*map(ast.dump, statements)] or not (
         _is_text(body[0]) and isinstance(body[-1], ast.FunctionDef)
     ):
-        raise SourceError("emitted source has other statements than its header and `step`.")
+        raise SourceError("emitted source must be its header and `step`, and nothing else.")
     for node in ast.walk(body[-1]):
         if not isinstance(node, _STRUCTURE):
             raise _error(node, f"is a {type(node).__name__}")

@@ -63,7 +63,8 @@ def random_numbers(
 
 
 def scaled_mm(left: Tensor, right: Tensor, *scales: Tensor, **options: Any) -> Tensor:
-    """`torch._scaled_mm`; GPU kernels want dense rows of the left and columns of the right."""
+    """Call `torch._scaled_mm` with the left operand's rows and the right's columns dense, for
+    GPUs."""
     overload = torch.ops.aten._scaled_mm.default
     return overload(left.contiguous(), right.t().contiguous().t(), *scales, **options)
 
@@ -99,11 +100,9 @@ def callee_of(op: AtenOp) -> Callable[..., Any]:
 
 
 def function_text(op: AtenOp) -> str:
-    """Return the name by which emitted modules call the function of an op.
-
-    This is a `torch` function if it calls the same overload: `torch.ops` takes 1 to 3 us longer,
-    since it parses arguments by the schema.
-    """
+    """Return the name by which emitted modules call the function of an op. This is a `torch`
+    function if it calls the same overload: `torch.ops` takes 1 to 3 us longer, since it parses
+    arguments by the schema."""
     function = callee_of(op)
     if op.name in FUNCTIONS:
         return function.__name__
@@ -113,22 +112,20 @@ def function_text(op: AtenOp) -> str:
 
 
 def ragged_operand(op: AtenOp, ragged: Collection[SSAValue]) -> SSAValue | None:
-    """The operand with the run-time row count of an op's results; None if their type has it."""
+    """The operand with the run-time row count of an op's results; None if their type says it."""
     if not ragged or not op.results or op.results[0] not in ragged:
         return None
     return next((value for value in op.operands if value in ragged), None)
 
 
 def takes_device(op: AtenOp) -> bool:
-    """Whether an op needs a device argument, since it has no operands to take it from."""
+    """Whether an op needs a device argument, because it has no operand to tell its device."""
     return not op.operands and op.signature.parameter("device") is not None
 
 
 def returned_by(op: AtenOp) -> list[bool] | None:
-    """Return, for each value that an op's call returns, whether it is a result of the op.
-
-    None if the call returns a single tensor. False for gradients that the op's mask leaves out.
-    """
+    """Return for each value that an op's call returns whether it is a result of the op. None if the
+    call returns a single tensor. False for gradients that the op's mask leaves out."""
     returns = schema_of(overload_named(op.name)).returns
     if len(returns) == 1:
         is_list = isinstance(returns[0].type, torch.ListType)

@@ -152,11 +152,9 @@ def _layers(op: Operation) -> str:
 def load_step(
     source: str, kernels: Sequence[Callable[..., Any]] = (), *, in_ranges: bool = False
 ) -> StepFunction:
-    """Load an emitted module and return its `step`. Tracebacks show the emitted lines.
-
-    kernels: the functions of fused regions (see `emit`). in_ranges: whether torch's profiler shows
-    each layer as a range. Raises SourceError for source that does more than a step may.
-    """
+    """Load an emitted module and return its `step`. Tracebacks show the emitted lines. kernels: the
+    functions of fused regions (see `emit`). in_ranges: whether torch's profiler shows each layer as
+    a range. Raises SourceError for source that does more than a step may."""
     with without_gc():
         tree = audit(source, _IMPORTS, _FUNCTIONS)
     source = _with_ranges(source) if in_ranges else source

@@ -125,10 +125,8 @@ class JoinedRunner(Runner):
         self._number = 0
 
     def load(self, program: Program, *, pending: Collection[str] = ()) -> Emitted:
-        """Emit and load a program or stage function.
-
-        pending: gradients added before they are reduced, as in `emit`.
-        """
+        """Emit a program or stage function, and load its source. pending: names of gradients that
+        are added before they are reduced, as in `emit`."""
         kernels, runtime = self.compiler is not None, self.runtime
         fused = [op for op in program.ops if isinstance(op, FusedOp)] if kernels else []
         queue = PartsQueue(join_parts)
@@ -170,12 +168,12 @@ class JoinedRunner(Runner):
 
     @abstractmethod
     def results_of(self, given: dict[Key, Tensor]) -> dict[Key, Tensor]:
-        """Run one step, as `Runner.__call__`; the caller watches for lost ranks."""
+        """Run one step, as `Runner.__call__` does; the caller has to watch for lost ranks."""
 
     def put_results_of(
         self, given: dict[Key, Tensor], results: dict[Key, Tensor]
     ) -> Iterator[None]:
-        """Run one step, as `Runner.in_order`; the caller watches for lost ranks."""
+        """Run one step, as `Runner.in_order` does; the caller has to watch for lost ranks."""
         results.update(self.results_of(given))
         yield
 

@@ -21,7 +21,7 @@ _LOGSUMEXP_ALIGNED = 32
 
 
 def kernel_for(query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None) -> str:
-    """Return the kernel that takes these operands: `flash`, `efficient`, or `none`."""
+    """Return the kernel that supports these operands: `flash`, `efficient`, or `none`."""
     same_width = query.shape[-1] == value.shape[-1]
     if query.device.type != "cuda" or not same_width or query.shape[-1] % _ALIGNED:
         return "none"

@@ -18,7 +18,7 @@ def grouped_mm(
 ) -> Tensor:  # fmt: skip
     """Multiply each row by the matrix of its group; rows of no group give zeros.
 
-    Shapes: rows M x K, weights E x K x N  ->  M x N. groups: their number over all devices.
+    Shapes: rows M x K, weights E x K x N  ->  M x N. groups: number of groups over all devices.
     """
     del groups, blocks, parts
     out = rows.new_zeros((rows.shape[0], weights.shape[2]))
@@ -33,7 +33,7 @@ def grouped_outer(
 ) -> Tensor:  # fmt: skip
     """Sum, for each group, the outer products of its rows and their gradients.
 
-    Shapes: rows M x K, grads M x N  ->  E x K x N. groups: their number over all devices.
+    Shapes: rows M x K, grads M x N  ->  E x K x N. groups: number of groups over all devices.
     """
     del groups, blocks, parts
     out = rows.new_zeros((starts.shape[0], rows.shape[1], grads.shape[1]))
@@ -59,12 +59,10 @@ def _groups(
 
 
 def row_bounds(starts: Tensor, ends: Tensor, *, rows: int, blocks: int, parts: int) -> Tensor:
-    """Return the index of each device's first row, and last the number of all rows.
-
-    blocks: number of runs of groups. The rows of each run are split into `parts` of equal length.
-    Rows of no group come after all groups and belong to the last device. Raises ValueError unless
-    groups follow one another from row 0 on.
-    """
+    """Return the index of each device's first row, and at the end the number of all rows. blocks:
+    number of blocks of groups. The rows of each block are split into `parts` of equal length. Rows
+    of no group come after all groups and belong to the last device. Raises ValueError unless each
+    group begins at the row where the group before it ends, the first at row 0."""
     follow = (starts[1:] == ends[:-1]).all() & (starts <= ends).all()
     if not follow & (starts[0] == 0) & (ends[-1] <= rows):
         raise ValueError(
@@ -79,10 +77,8 @@ def row_bounds(starts: Tensor, ends: Tensor, *, rows: int, blocks: int, parts: i
 
 
 def row_routes(numbers: Tensor, bounds: Tensor, *, tokens: int, places: list[int]) -> Tensor:
-    """Return a bool tensor, devices x tokens: whether the device needs the token.
-
-    numbers: the token of each row, rows sorted by group. places: each device's index in `bounds`.
-    """
+    """Return a bool tensor, devices x tokens: True if the device needs the token. numbers: the
+    token of each row, rows sorted by group. places: each device's index in `bounds`."""
     routes = torch.zeros((len(places), tokens), dtype=torch.bool, device=numbers.device)
     device_of = torch.empty(len(places), dtype=torch.int64, device=numbers.device)
     device_of[torch.tensor(places, device=numbers.device)] = torch.arange(
@@ -98,7 +94,7 @@ def own_rows(
     rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, load: float = 1.0,
     blocks: int = 1, parts: int = 1, shards: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return this device's rows of a value; all rows without an index."""
+    """Return this device's rows of a value; all rows if `index` is None."""
     del load, blocks, parts
     if index is None:
         return rows.clone()
@@ -110,7 +106,7 @@ def all_rows(
     rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, num_rows: int, load: float = 1.0,
     blocks: int = 1, parts: int = 1, shards: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Put this device's rows at their place among `num_rows`, with zeros elsewhere."""
+    """Return `num_rows` rows of zeros in which this device's rows stand at their positions."""
     del load, blocks, parts
     if index is None:
         return rows.clone()

@@ -31,9 +31,7 @@ def positional_attention(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (output, logsumexp) of attention to the keys at or before each query's position.
-
-    Without positions, queries see all keys. attn_mask: added to the scores.
-    """
+    Without positions, queries see all keys. attn_mask: added to the scores."""
     pieces = _pieces(attn_mask, query_positions, key_positions)
     if pieces is None:
         mask = _whole_mask(query, attn_mask, query_positions, key_positions)
@@ -87,11 +85,9 @@ def positional_attention_backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value.
-
-    out, logsumexp: over all keys of the model. `key` may be a block of them; the gradient of the
-    queries is then the block's term.
-    """
+    """Compute the gradients of query, key and value. out, logsumexp: results of attention to all
+    keys of the model. `key` may be a block of these; the result for the queries is then the block's
+    term of their gradient."""
     # Of a query that sees nothing all weights are 0, whatever finite number stands here.
     logsumexp = logsumexp.masked_fill(logsumexp == -math.inf, 0.0)
     pieces = _pieces(attn_mask, query_positions, key_positions)
@@ -124,11 +120,9 @@ def positional_attention_backward(
 def _pieces(
     attn_mask: Tensor | None, query_positions: Tensor | None, key_positions: Tensor | None
 ) -> list[Piece] | None:
-    """Split the work into pieces without a mask; None if a mask is needed.
-
-    Also None for positions on a GPU, since reading them would wait for its queued work. Steps pass
-    positions on the host if they can compute them there.
-    """
+    """Split the work into pieces without a mask; None if a mask is needed. Also None for positions
+    on a GPU, since reading them would wait for its queued work. Steps pass positions on the host if
+    they can compute them there."""
     if query_positions is None or key_positions is None or attn_mask is not None:
         return None
     if query_positions.device.type != "cpu" or key_positions.device.type != "cpu":

@@ -31,7 +31,7 @@ _HOST = '"cpu"'
 
 
 class Code(str):
-    """Python source text, such as a variable's name, which is written without quotes."""
+    """Python source text, such as the name of a variable, that is emitted without quotes."""
 
 
 def key_text(slot: Slot) -> str:
@@ -43,16 +43,15 @@ def statement(
     op: Operation, names: Mapping[SSAValue, Code], ragged: Collection[SSAValue] = ()
 ) -> str:
     """Return the statement that calls an op outside any kernel. names: the variable of each value.
-
-    ragged: values whose number of rows is known only at run time.
-
-    Raises ValueError for an op that has no Python form.
-    """
+    ragged: values whose number of rows is known only at run time. ValueError for an op that has no
+    Python form."""
     if isinstance(op, AtenOp):
         return _aten_statement(op, names, ragged)
     if isinstance(op, dist.DistOp):
         return _dist_statement(op, names)
-    raise ValueError(f"the distributed backend has no Python form for '{op.name}'; lower it first.")
+    raise ValueError(
+        f"the distributed backend has no Python form for op '{op.name}'; lower it first."
+    )
 
 
 def fused_statement(op: FusedOp, names: Mapping[SSAValue, Code], number: int) -> str:

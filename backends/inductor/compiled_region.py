@@ -32,7 +32,7 @@ COMPILED: dict[tuple[str, torch.device, Strides], Callable[..., Results]] = {}
 
 
 class CompiledRegion:
-    """A fused region as a function of tensors, compiled at the first call with given strides.
+    """A fused region as a function of tensors, compiled at the first call with new strides.
 
     If Inductor does not compile it, it runs op by op, with a warning; `reason` says why.
 

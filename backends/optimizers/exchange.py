@@ -23,7 +23,8 @@ Index = tuple[range | tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """The shards of a tensor. shards: by rank, its indices along each dim; others have none."""
+    """The shards of a tensor. shards: by rank, its indices along each dim; ranks without a shard
+    are missing."""
 
     shape: tuple[int, ...]
     shards: dict[int, Index]
@@ -33,7 +34,7 @@ class Layout:
         return len(set(self.shards.values())) == 1
 
     def sources(self, goal: int) -> list[int]:
-        """Return one rank for each distinct shard, which sends it to the rank `goal`."""
+        """Choose one rank for each distinct shard, to send the shard to rank `goal`."""
         return senders_of(self.shards, goal)
 
 
@@ -126,9 +127,7 @@ class Message:
 
 def exchanged(messages: Sequence[Message], device: torch.device) -> list[Tensor | None]:
     """Send messages by one all-to-all; return the tensors that arrive here, None for the others.
-
-    Collective: all ranks pass the same messages in the same order.
-    """
+    Collective: all ranks pass the same messages in the same order."""
     rank, size = dist.get_rank(), dist.get_world_size()
     arrived: list[Tensor | None] = [
         message.value if message.source == message.goal == rank else None for message in messages

@@ -37,7 +37,7 @@ from shardweave.ir.notes import warn
 
 
 class OptimizerNote(UserWarning):
-    """An optimizer's step gathers parameters: its update reads more than single elements."""
+    """An optimizer's step gathers whole parameters, since its update is not elementwise."""
 
 
 class _Known(NamedTuple):
@@ -62,7 +62,7 @@ _KNOWN: WeakKeyDictionary[Optimizer, _Known] = WeakKeyDictionary()
 
 
 def watch(mesh: DeviceMesh) -> DeviceMesh:
-    """Handle the steps of optimizers with parameters on this mesh from now on; returns the mesh."""
+    """Handle steps of optimizers with parameters on this mesh from now on; returns the mesh."""
     if not _MESHES:
         register_optimizer_step_pre_hook(_before)
         register_optimizer_step_post_hook(_after)
@@ -127,8 +127,9 @@ def _check_not_nested(optimizer: Optimizer) -> None:
         if frame.f_locals.get("self") is _RUNNING[0].stand_ins.first:
             outer = type(_RUNNING[0].stand_ins.first).__name__
             raise ValueError(
-                f"the step of {outer} calls the step of {type(optimizer).__name__}, which it does "
-                "not hold as an attribute: make that an attribute of it, or call both in the loop."
+                f"the step of optimizer {outer} calls the step of {type(optimizer).__name__}, "
+                f"which is not an attribute of it; make it an attribute of {outer}, or call both "
+                "steps in the training loop."
             )
         frame = frame.f_back
 
@@ -168,9 +169,9 @@ def _reads(
         reads = reads_of(optimizer, parameters, sizes, has_gradient, has_closure=has_closure)
     except OwnMessagesError as error:
         raise ValueError(
-            f"the step of {type(optimizer).__name__} sends messages itself ({error}), as if each "
-            "process had all parameters; use its form for one process, such as SingleDeviceMuon: "
-            "shardweave sends what an update needs."
+            f"the step of {type(optimizer).__name__} communicates itself ({error}), but "
+            "shardweave does that for it; use its single-process version, such as "
+            "SingleDeviceMuon."
         ) from error
     _KNOWN[optimizer] = _Known(key, reads)
     return reads

@@ -44,8 +44,9 @@ _CALLS: WeakKeyDictionary[Optimizer, tuple[_Key, dict[int, Calls]]] = WeakKeyDic
 
 @dataclass(frozen=True)
 class Owned:
-    """The next update of one parameter. owner: rank that computes it; None if each rank with full
-    values does. state: the state after it, where tensors that `parts` computes are on meta."""
+    """The next update of one parameter. owner: the rank that computes it; None if each rank with
+    full values does. state: the optimizer state after the update; its tensors that `parts` computes
+    are on meta."""
 
     parameter: DTensor
     parts: CutUpdate
@@ -62,11 +63,9 @@ def owned_updates(
     reads: Reads,
     has_gradient: Sequence[bool],
 ) -> dict[int, Owned]:
-    """Find the updates that owners compute, by index of the parameter; the same on all ranks.
-
-    Left out are updates that read tensors of other parameters, that the optimizer computes jointly
-    with others, or that cannot be captured: their parameters are gathered.
-    """
+    """Find the updates that owners compute, by index of the parameter; the same on all ranks. An
+    update is left out, and its parameter gathered, if it reads tensors of other parameters, is
+    computed jointly with others, or cannot be captured."""
     wanted = [i for i in sorted(reads.full - reads.joint) if has_gradient[i]]
     if reads.may_draw or not wanted or not _keeps_only_states(optimizer):
         return {}

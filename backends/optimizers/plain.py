@@ -24,10 +24,10 @@ from shardweave.ir.torch_private import local_part
 
 
 class PlainParameters:
-    """The plain tensors of one step.
+    """Plain tensors that replace the optimizer's DTensors during one step.
 
     parameters: the optimizer's, in order; only DTensors are replaced. full: indices of parameters
-    whose update is not elementwise. has_gradient: for each parameter, the same on all ranks.
+    whose update is not elementwise. has_gradient: a flag for each parameter, the same on all ranks.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class PlainParameters:
     # State beside parameters
 
     def state_of(self, parameter: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """Return a function that maps a tensor of the parameter's state to a plain one; None if the
-        parameter is not a DTensor."""
+        """Return a function that replaces a tensor of the parameter's optimizer state by a plain
+        tensor; None if the parameter is not a DTensor."""
         index = self._index.get(id(parameter))
         if index is None:
             return None
@@ -97,8 +97,9 @@ class PlainParameters:
         return plain
 
     def stored_state_of(self, plain: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """Return the inverse of `state_of` for a plain parameter: tensors of its shape become
-        DTensors placed as the real parameter; None if it replaces no DTensor."""
+        """Return the inverse of `state_of` for a plain parameter: it turns tensors of the
+        parameter's shape into DTensors placed as the parameter. None if `plain` replaces no
+        DTensor."""
         parameter = self.of.get(id(plain))
         index = None if parameter is None else self._index.get(id(parameter))
         if index is None:
@@ -128,7 +129,8 @@ class PlainParameters:
     # Closures, and the end of the step
 
     def closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Wrap a closure on the real parameters for a step on plain ones: sync before and after."""
+        """Wrap an optimizer closure, which uses the DTensor parameters, for a step on plain ones.
+        Before the call plain values and gradients are copied to the DTensors, after it back."""
 
         def called() -> Any:
             self.give_parameters()
@@ -144,7 +146,7 @@ class PlainParameters:
 
     @torch.no_grad()
     def give_parameters(self) -> None:
-        """Write the plain values to the real parameters, unless they share memory."""
+        """Write the plain values to the DTensor parameters, unless they share memory."""
         for index, plain in self._plain.items():
             real = self._sharded[index]
             local = local_of(plain, real) if index in self._full else plain.detach()
@@ -153,7 +155,7 @@ class PlainParameters:
 
     @torch.no_grad()
     def give_gradients(self) -> None:
-        """Write gradients that the step has replaced, or set to None, to the real parameters."""
+        """Write gradients that the step has replaced, or set to None, to the DTensor parameters."""
         for index, plain in self._plain.items():
             real, gradient = self._sharded[index], plain.grad
             if gradient is None:

@@ -9,10 +9,8 @@ import torch.distributed as dist
 
 
 def shared_random_state(device: torch.device) -> Callable[[], None]:
-    """Give every rank the generator state of rank 0. Collective.
-
-    Returns a function to call after the step, which restores this rank's state if it differed.
-    """
+    """Give every rank the generator state of rank 0. Collective. Returns a function to call after
+    the step, which restores this rank's state if it differed."""
     cuda = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else None
     own = [torch.get_rng_state(), *([] if cuda is None else [torch.cuda.get_rng_state(cuda)])]
 

@@ -17,10 +17,8 @@ def repoint(
     new: Mapping[int, Tensor],
     placed: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    """Let optimizers update new parameters, by the id of the old ones; moves their states too.
-
-    placed: converts a state tensor of a parameter's shape to the new parameter's placements.
-    """
+    """Let optimizers update new parameters, given by the id of the old ones; move their states too.
+    placed: converts a state tensor of a parameter's shape to the new parameter's placements."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"][:] = [new.get(id(old), old) for old in group["params"]]
@@ -44,12 +42,12 @@ def _placed(
 
 
 def check_not_replaced(parameters: Iterable[Tensor]) -> None:
-    """Raises ValueError if sw.compile has replaced one of these parameters by another."""
+    """Raises ValueError if sw.compile has replaced one of these parameters by a DTensor."""
     for parameter in parameters:
         name = getattr(parameter, REPLACED, None)
         if name is not None:
             raise ValueError(
-                f"the optimizer has the parameter '{name}' of before sw.compile, which made a "
-                "DTensor of it: it would train nothing. Make the optimizer after sw.compile, or "
-                "pass it: sw.compile(.., optimizers=optimizer)."
+                "the optimizer was made before sw.compile and holds the old tensor of parameter "
+                f"'{name}', so that it would train nothing. Make the optimizer after sw.compile, "
+                "or pass it: sw.compile(.., optimizers=optimizer)."
             )

@@ -36,7 +36,7 @@ def full_copy(tensor: Tensor) -> Tensor:
 
 
 def shard_of(full: Tensor, like: DTensor) -> Tensor:
-    """Return this rank's shard of `full`, placed as `like`, a DTensor of its shape."""
+    """Return this rank's shard of `full`, placed as `like`, a DTensor of the same shape."""
     coordinate = like.device_mesh.get_coordinate()
     if coordinate is None:
         return full.new_empty(local_shape(like))
@@ -54,7 +54,8 @@ def divided_dim(placement: Placement) -> int | None:
 
 
 def part_along(x: Tensor, dim: int, placement: Placement, size: int, at: int) -> Tensor:
-    """Return the shard of `x` along `dim` at coordinate `at` of a mesh axis of `size`."""
+    """Return the shard of `x` along `dim` at coordinate `at` of a mesh axis of `size`. placement: a
+    DTensor placement."""
     if isinstance(placement, StridedShard):
         factor: int = placement.split_factor  # pyright: ignore[reportAttributeAccessIssue]
         parts = x.unflatten(dim, (factor, size, -1)).select(dim + 1, at)
@@ -64,7 +65,7 @@ def part_along(x: Tensor, dim: int, placement: Placement, size: int, at: int) ->
 
 
 def local_shape(tensor: DTensor) -> tuple[int, ...]:
-    """Return the shape of this rank's shard, with all dims of the tensor even if it is empty."""
+    """Return the shape of this rank's shard; an empty shard has as many dims as the tensor."""
     local = local_part(tensor)
     if not local.numel() and tensor.ndim and tensor.device_mesh.get_coordinate() is None:
         return (0, *tensor.shape[1:])
@@ -72,10 +73,8 @@ def local_shape(tensor: DTensor) -> tuple[int, ...]:
 
 
 def shapes_of_shards(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of the largest and of the smallest shard, the same on all ranks.
-
-    For a tensor of only some stages the smallest is empty.
-    """
+    """Return the shapes of a tensor's largest and smallest shard, the same on all ranks. For a
+    tensor that only some stages have, the smallest is empty."""
     largest, smallest = list(tensor.shape), list(tensor.shape)
     if smallest and not is_everywhere(tensor.device_mesh):
         smallest[0] = 0
@@ -88,7 +87,7 @@ def shapes_of_shards(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def beside(local: Tensor, parameter: DTensor) -> DTensor:
-    """Make a DTensor of this rank's shard `local`, placed as a parameter of the same shape."""
+    """Make a DTensor of this rank's shard `local`, with the placements of `parameter`."""
     if local.dtype == parameter.dtype:
         return DTensor(local, dtensor_spec(parameter), requires_grad=False)
     mesh, placements = parameter.device_mesh, parameter.placements
@@ -105,7 +104,7 @@ def beside(local: Tensor, parameter: DTensor) -> DTensor:
 
 
 def in_placements_of(tensor: Tensor, parameter: DTensor) -> DTensor:
-    """Place a tensor of a parameter's shape, whole or a DTensor, as the parameter. Collective."""
+    """Give a full tensor or DTensor of a parameter's shape its placements. Collective."""
     if not isinstance(tensor, DTensor):
         # A copy: fused steps take states for contiguous, and a view would keep the full value.
         local = shard_of(tensor, parameter).clone(memory_format=torch.contiguous_format)

@@ -36,7 +36,7 @@ GATHERED: list[str] = []
 class Home:
     """This rank's shard of a tensor. like: the parameter with the same shape and placements.
 
-    Views of other geometry are taken of a gathered full value, which is kept: writes to the views
+    A view of another shape is taken of a gathered full value, which is kept: writes to the views
     reach the shard at the next op that reads it, and writes to the shard reach the views.
     """
 
@@ -52,14 +52,15 @@ class Home:
         self.is_first = rank in firsts.values() and local.numel() > 0
 
     def full(self, op: str) -> Tensor:
-        """Gather the full value, or return the kept one. op: the name to record. Collective."""
+        """Return the full value: gathered, or kept by `view`. op: name for `GATHERED`.
+        Collective."""
         if self._full is not None:
             return self._full
         GATHERED.append(op)
         return full_value(beside(self.local, self.like))
 
     def view(self, func: OpOverload[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a view op on the full value, which is kept from then on. Collective."""
+        """Call a view op on the full value, which is gathered and kept from then on. Collective."""
         self._full = self.full(str(func))
         views = func(self._full, *args, **kwargs)
         self._views += pytree.tree_leaves(views)
@@ -78,7 +79,7 @@ class Home:
             self.write(self._full)
 
     def write_views(self) -> None:
-        """Update the full value, and so its views, from the shards. Collective if it is kept."""
+        """Update the kept full value, and so its views, from the shards. Collective if kept."""
         if self._full is not None:
             self._full.copy_(full_value(beside(self.local, self.like)))
 
@@ -122,8 +123,8 @@ class _Seen(Tensor):
 
 
 class Spread(_Seen):
-    """A tensor of a parameter's full shape, sharded as it is. value: its full value, once an
-    in-place view op (such as `t_`) has changed the tensor's own geometry."""
+    """A tensor of a parameter's full shape, sharded like it. value: the full value, once an
+    in-place view op (such as `t_`) has changed the tensor's own shape or strides."""
 
     home: Home
 

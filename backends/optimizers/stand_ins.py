@@ -17,7 +17,7 @@ _OWN = ("param_groups", "state", "step")
 
 
 class StandIns:
-    """Stand-ins for an optimizer, and for optimizers that it holds, during one step."""
+    """Stand-ins, during one step, for an optimizer and for optimizers that it holds."""
 
     def __init__(self, optimizer: Optimizer, plain: PlainParameters) -> None:
         self.plain = plain

@@ -98,10 +98,8 @@ def values_of(
     program: Program, model: nn.Module, batch: Mapping[str, Tensor], seed: int = 0
 ) -> dict[Key, Tensor]:
     """Collect a program's arguments: parameters and buffers of `model`, inputs of `batch` by name.
-
     seed: of the random numbers that the program draws. Raises ValueError, naming the argument, if
-    the model or the batch lacks one.
-    """
+    the model or the batch lacks one."""
     sources: dict[str, Mapping[str, Tensor]] = {
         "param": dict(model.named_parameters(remove_duplicate=False)),
         "buffer": {STATE: random_state(seed), **dict(model.named_buffers(remove_duplicate=False))},
@@ -113,8 +111,8 @@ def values_of(
             continue
         if slot.name not in sources[slot.kind]:
             raise ValueError(
-                f"{slot.kind} '{slot.name}' of the program was not given; "
-                f"found {sorted(sources[slot.kind])}."
+                f"the program reads {slot.kind} '{slot.name}', which was not given; give it "
+                f"besides {sorted(sources[slot.kind])}."
             )
         values[slot.kind, slot.name] = sources[slot.kind][slot.name].detach()
     return values
@@ -150,7 +148,7 @@ class VirtualRunner(Runner):
 
 
 class VirtualBackend(Backend):
-    """Stores plain whole tensors on the CPU; they are sharded only while a program runs."""
+    """Stores tensors unsharded on the CPU, and shards them only while a program runs."""
 
     device = torch.device("cpu")
 

@@ -34,7 +34,7 @@ def run_collective(
     if isinstance(op, dist.CollectiveOp) and op.JOINS_OPERANDS:
         return [_joined(op, operands, mesh)]
     if not isinstance(op, (dist.OverAxesOp, dist.HostCopyOp)):
-        raise ValueError(f"the reference backend does not run '{op.name}'.")
+        raise ValueError(f"the reference backend cannot run op '{op.name}' as a collective.")
     if isinstance(op, dist.ShardIndexOp):
         operands = [[torch.empty(0)] * mesh.num_devices]
     return [_on_groups(op, tensors, mesh) for tensors in operands]
@@ -77,7 +77,7 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, to
 
 
 class ReplicaMismatchError(ValueError):
-    """Two ranks that should hold the same shard of a result hold different values."""
+    """Raised if ranks that should hold the same shard of a result hold different values."""
 
 
 def run_ops(
@@ -86,7 +86,8 @@ def run_ops(
     mesh: Mesh,
     messages: Messages | None = None,
 ) -> None:
-    """Run a program without fused regions: add results to `environment`, remove dead values."""
+    """Run a program without fused regions on all ranks. environment: the tensors of each value;
+    results are added, and values removed after their last use."""
     for _ in run_op_by_op(program, environment, mesh, messages):
         pass
 
@@ -128,8 +129,8 @@ def global_argument(program: Program, slot: Slot, values: Mapping[Key, Tensor]) 
         if slot.kind == "tangent":
             return torch.ones(shape, dtype=dtype)
         raise ValueError(
-            f"no tensor for {slot.kind} '{slot.name}': give one of shape {shape} and {dtype} "
-            f"under the key ('{slot.kind}', '{slot.name}')."
+            f"no tensor was given for {slot.kind} '{slot.name}'; give a tensor of shape {shape} "
+            f"and {dtype} under the key ('{slot.kind}', '{slot.name}')."
         )
     if tuple(tensor.shape) != shape or tensor.dtype != dtype:
         raise ValueError(
@@ -142,10 +143,8 @@ def global_argument(program: Program, slot: Slot, values: Mapping[Key, Tensor]) 
 def scatter_shards(
     tensor: Tensor, sharding: Sharding, mesh: Mesh, also: Mapping[str, int] | None = None
 ) -> PerRank:
-    """Shard a tensor over the ranks, with padding; ranks with equal shards share one tensor.
-
-    also: coordinates of all ranks on axes that the mesh lacks.
-    """
+    """Shard a tensor over the ranks, with padding; ranks with equal shards share one tensor. also:
+    each rank's coordinates on axes that the mesh lacks."""
     also = also or {}
     shape = sharding.local_shape(tensor.shape)
     return once_per_key(
@@ -165,7 +164,7 @@ def _shard_key(sharding: Sharding, coordinates: Mapping[str, int]) -> tuple[int,
 def once_per_key(
     ranks: range, key_of: Callable[[int], Any], compute: Callable[[int], _T]
 ) -> list[_T]:
-    """Return `compute(rank)` for each rank, computed once for ranks of equal key."""
+    """Return `compute(rank)` for each rank, computed once for all ranks with the same key."""
     computed: dict[Any, _T] = {}
     results: list[_T] = []
     for rank in ranks:
@@ -183,7 +182,7 @@ def _run(
     if isinstance(op, DistOp):
         return run_collective(op, operands, mesh)
     if not isinstance(op, AtenOp):
-        raise ValueError(f"the reference backend does not run '{op.name}'; lower it first.")
+        raise ValueError(f"the reference backend does not run op '{op.name}'; lower it first.")
     per_rank = once_per_key(
         range(mesh.num_devices),
         lambda rank: tuple(id(tensors[rank]) for tensors in operands),
@@ -205,14 +204,15 @@ def _call(
         first = 1 if value in ragged else 0
         if tuple(tensor.shape)[first:] != shape_of(value)[first:]:
             raise ValueError(
-                f"%{value.name_hint or '?'} = {op.name} gave shape {tuple(tensor.shape)}, but its "
-                f"type says {shape_of(value)}; the types of the program do not fit its operands."
+                f"op %{value.name_hint or '?'} = {op.name} computed a tensor of shape "
+                f"{tuple(tensor.shape)}, but its type says {shape_of(value)}; correct the types "
+                "in the program."
             )
     return results
 
 
 def collect(slot: Slot, tensors: PerRank, program: Program, mesh: Mesh) -> Tensor:
-    """Assemble a result's global value. Raises ReplicaMismatchError if its replicas differ."""
+    """Assemble the global value of a result. ReplicaMismatchError if replicas of it differ."""
     sharding = sharding_held(program, slot)
     shape = sharding.global_shape(shape_of(slot.value))
     parts = [held(x, sharding, shape, mesh.coordinates(r)) for r, x in enumerate(tensors)]
@@ -223,8 +223,8 @@ def collect(slot: Slot, tensors: PerRank, program: Program, mesh: Mesh) -> Tenso
         if error > TOLERANCES.get(tensor.dtype, 0.0):
             raise ReplicaMismatchError(
                 f"{slot.kind} '{slot.name}': ranks {owner} and {rank} of mesh {mesh} should hold "
-                f"the same part, but differ by {error:.3g} relative to its largest element; "
-                "the program lacks a collective or has one too many."
+                f"the same shard, but their values differ by {error:.3g} relative to the "
+                "largest; the program lacks a collective or has one too many."
             )
     return assemble(lambda at: tensors[mesh.rank(at)], sharding, mesh)
 

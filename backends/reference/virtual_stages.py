@@ -30,7 +30,6 @@ from shardweave.ir.program.staged import Run, runs_of
 @torch.no_grad()
 def run_staged(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
     """Run a staged program on all ranks of its mesh; returns the global results by kind and name.
-
     The program has no fused regions. `values` and errors are as for `run_reference`. A result that
     several stages return must be equal on all of them.
     """
@@ -122,6 +121,6 @@ def _check_same(slot: Slot, first: tuple[int, Tensor], other: tuple[int, Tensor]
     if error > TOLERANCES.get(first[1].dtype, 0.0):
         raise ReplicaMismatchError(
             f"{slot.kind} '{slot.name}' should be equal on stages {first[0]} and {other[0]}, but "
-            f"differs by {error:.3g} relative to its largest element; the program was changed "
-            "after cut-stages, or a pass is wrong (--validate names it)."
+            f"differs by {error:.3g} relative to its largest element; either the program was "
+            "changed after cut-stages, or a pass is wrong (--validate names the pass)."
         )

@@ -34,11 +34,11 @@ _T = TypeVar("_T")
 
 
 def checkpointable(state: _T) -> _T:
-    """Make the strided shards in a nested state saveable, in place; returns the state.
+    """Make strided shards in a nested state saveable, in place; returns the state.
 
-    The model's `state_dict` does so itself. The state of an optimizer whose parameters are strided
-    shards needs it before `torch.distributed.checkpoint` saves or loads it:
-    `dcp.save({"optimizer": checkpointable(optimizer.state_dict())})`.
+    A model's `state_dict` does so itself. The state of an optimizer whose parameters are strided
+    shards needs it before `torch.distributed.checkpoint` saves or loads it: `dcp.save({"optimizer":
+    checkpointable(optimizer.state_dict())})`.
     """
     if isinstance(state, DTensor):
         if any(isinstance(placement, StridedShard) for placement in state.placements):
@@ -89,11 +89,11 @@ class _Boxes:
         ]
 
     def shard(self, index: MetadataIndex) -> Tensor:
-        """Return the box at `index.offset`, a view of the local tensor; ValueError if none."""
+        """Return the part of the local tensor at `index.offset`, as a view; ValueError if none."""
         for box in product(*self.runs):
             if index.offset == torch.Size(run.offset for run in box):
                 return self.local[tuple(slice(r.start, r.start + r.length) for r in box)]
-        raise ValueError(f"'{index.fqn}' has no box at {index.offset} on this rank.")
+        raise ValueError(f"'{index.fqn}' has no shard at offset {index.offset} on this rank.")
 
 
 def _attach(tensor: DTensor) -> None:
@@ -116,7 +116,8 @@ def _runs(held: Sequence[int]) -> tuple[_Run, ...]:
 
 
 class DataReader(FileSystemReader):
-    """Reads a checkpoint's metadata without running code in it, which torch's unpickling would."""
+    """Reads a checkpoint's metadata without running code in it, which torch's unpickling may
+    run."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         del args, kwargs

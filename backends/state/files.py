@@ -56,11 +56,11 @@ class _InFile(Source):
         return part.to(device, self.dtype, copy=True)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raises ValueError if `shape`, the one in the file, is not the model's."""
+        """Raises ValueError if `shape`, which the file has, is not the model's."""
         if shape != tuple(self.shape):
             raise ValueError(
-                f"'{self.name}' has shape {shape} in {self.path}, and {tuple(self.shape)} in the "
-                "model; make the model that the file is of."
+                f"'{self.name}' has shape {shape} in {self.path}, but {tuple(self.shape)} in the "
+                "model; use the model from which the file was saved."
             )
 
 
@@ -112,11 +112,9 @@ class _BoxPlanner(DefaultLoadPlanner):
 
 
 def values_in_files(model: nn.Module, path: Path) -> dict[int, Source]:
-    """Return sources of the tensors of a model that files have, by the id of the tensor.
-
-    path: a safetensors file, a folder of such files, or the folder of a checkpoint. Raises
-    ValueError for another path, and if files lack a parameter or persistent buffer.
-    """
+    """Find the model's tensors in files; return sources of their values by tensor id. path: a
+    safetensors file, a folder of such files, or the folder of a checkpoint. Raises ValueError for
+    another path, and if files lack a parameter or persistent buffer."""
     known, kind = _known_tensors(path)
     sources: dict[int, Source] = {}
     missing: dict[int, str] = {}
@@ -130,8 +128,9 @@ def values_in_files(model: nn.Module, path: Path) -> dict[int, Source]:
     lacking = [name for key, name in missing.items() if key not in sources]
     if lacking:
         raise ValueError(
-            f"{path} has no '{lacking[0]}'; {did_you_mean(lacking[0], known)}it has "
-            f"{len(known)} tensors. Give files with all parameters of the model, by its names."
+            f"{path} has no tensor '{lacking[0]}'; {did_you_mean(lacking[0], known)}it has "
+            f"{len(known)} tensors. Give files that hold all parameters of the model under its "
+            "names."
         )
     return sources
 
@@ -145,8 +144,8 @@ def _known_tensors(path: Path) -> tuple[Mapping[str, Path], Any]:
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files or not all(file.is_file() and file.suffix == ".safetensors" for file in files):
         raise ValueError(
-            f"weights={str(path)!r} is no safetensors file, nor a folder of such files or of a "
-            "checkpoint of torch.distributed.checkpoint."
+            f"weights={str(path)!r} must be a safetensors file, a folder of safetensors files, "
+            "or a torch.distributed.checkpoint folder."
         )
     from safetensors import safe_open
 

@@ -45,7 +45,7 @@ _READ = "aten._local_scalar_dense"
 
 
 class Source(ABC):
-    """Source of a tensor's first values; each rank computes or reads its own shard."""
+    """Source of a tensor's initial values; each rank computes or reads its own shard."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape, self.dtype, self.ndim = tensor.shape, tensor.dtype, tensor.ndim
@@ -54,7 +54,7 @@ class Source(ABC):
     def part(
         self, sharding: Sharding, coordinates: Mapping[str, int], device: torch.device
     ) -> Tensor:
-        """Make the shard of the rank at `coordinates`, in memory of its own."""
+        """Make the shard of the rank at `coordinates`, as a new tensor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ class _Op:
 
     @cached_property
     def made(self) -> set[int]:
-        """Keys of the memory of its results: new, written in place, or viewed."""
+        """Keys of the memory of the op's results: new, written in place, or viewed."""
         return {memory_key(x) for x in pytree.tree_leaves(self.result) if _is_fake(x)}
 
     @cached_property
@@ -84,7 +84,8 @@ class _Op:
 
     @property
     def fills(self) -> int | None:
-        """Key of the memory that it overwrites completely without reading; None if it does not."""
+        """The `memory_key` of the storage that an in-place op fills completely without reading it;
+        None for other ops."""
         if self.name not in _FILLING or len(self.operands) != 1:
             return None
         (operand,) = self.operands
@@ -117,7 +118,9 @@ class _Recorder(TorchDispatchMode):
             return func(made)
         draws = torch.Tag.nondeterministic_seeded in func.tags and not kwargs.get("generator")
         if draws and op_name(func) not in RECIPES:
-            raise ValueError(f"{op_name(func)} draws random numbers otherwise than sw.seeded does")
+            raise ValueError(
+                f"{op_name(func)} draws random numbers differently than sw.seeded does"
+            )
         result = func(*args, **kwargs)
         draw = int(self._seeded.state[1]) if draws else None
         self._seeded.state[1] += int(draws)
@@ -211,14 +214,14 @@ class _Replay:
 def initial_values(
     model: nn.Module, seed: int, read: Mapping[int, Source] | None = None
 ) -> dict[int, Source]:
-    """Return sources of first values for a model's tensors on the meta device, by tensor id.
+    """Return sources of initial values, by tensor id, for a model's tensors on the meta device.
 
-    read: sources of tensors that files have, which are returned unchanged.
+    read: sources for tensors that files contain, which are returned unchanged.
 
-    The model's own functions fill the other tensors, as if under `sw.seeded(seed)`: first
+    The model's own functions initialize the other tensors, as if under `sw.seeded(seed)`: first
     `reset_parameters` of each module, inner modules before outer ones, then the model's
-    `init_weights` or `_init_weights`. Raises ValueError if none of these fills a tensor, or if a
-    function fails on fake tensors, such as by reading values.
+    `init_weights` or `_init_weights`. Raises ValueError if none of these initializes a tensor, or
+    if a function fails on fake tensors, for instance by reading values.
     """
     read = read or {}
     with _fakes_in(model) as fakes:
@@ -234,9 +237,9 @@ def initial_values(
     unfilled = [fakes[key][0] for key, source in sources.items() if not source.is_filled]
     if unfilled:
         raise ValueError(
-            f"'{unfilled[0]}' is on the meta device, and none of the model's functions fills it: "
-            "write its values in reset_parameters() of its module or in init_weights() of the "
-            "model, make it outside torch.device('meta'), or read it from files, weights=.."
+            f"'{unfilled[0]}' is on the meta device, and no function of the model initializes "
+            "it: set its values in reset_parameters() of its module or init_weights() of the "
+            "model, create it outside torch.device('meta'), or read it from files (weights=..)."
         )
     return {**sources, **read}
 
@@ -313,7 +316,7 @@ def _explained(name: str, function: Callable[..., Any], *args: Any) -> None:
         function(*args)
     except Exception as error:
         raise ValueError(
-            f"{name} cannot fill tensors of the meta device shard by shard ({error}): it may call "
-            "torch's in-place functions, and not read values. Change it, or make the model with "
-            "its values."
+            f"{name} cannot initialize tensors of the meta device shard by shard ({error}): it "
+            "may use torch's in-place functions, but not read values. Change it, or create the "
+            "model with its values."
         ) from error

@@ -34,13 +34,13 @@ _OF_AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 
 
 class MeshTensor(DTensor):
-    """A parameter, a buffer, a gradient or an output on the mesh of a step, or of some stages.
+    """A parameter, buffer, gradient or output on the mesh of a step, or of some stages.
 
     All ranks get its norm, even if only some stages have it, and learn of infinite gradients, so
     that `torch.nn.utils.clip_grad_norm_` and `torch.amp.GradScaler` work as on one device. Both are
-    collective over all ranks: a rank of another stage has the tensor with an empty shard.
-    Functions of lists of tensors, such as `torch._foreach_lerp_`, run mesh by mesh. A function that
-    also takes plain tensors runs on whole tensors (`on_whole`).
+    collective over all ranks: a rank of another stage has the tensor with an empty shard. Functions
+    of lists of tensors, such as `torch._foreach_lerp_`, run mesh by mesh. A function that also
+    takes plain tensors runs on full tensors (`on_whole`).
     """
 
     @classmethod
@@ -71,7 +71,7 @@ class MeshTensor(DTensor):
         return of_mesh(result)
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
-        """Gather the whole tensor on every rank, also those of other stages. Collective."""
+        """Gather the full tensor on every rank, also on ranks of other stages. Collective."""
         if is_everywhere(self.device_mesh):
             return super().full_tensor(grad_placements=grad_placements)
         return whole_tensor(self)
@@ -89,7 +89,7 @@ class MeshTensor(DTensor):
 
 
 def copy_of_tensor(tensor: Tensor) -> Tensor:
-    """Copy a tensor; of a parameter, its attributes and gradient too."""
+    """Copy a tensor; for a parameter, also its attributes and its gradient."""
     made = tensor.detach().clone()
     if not isinstance(tensor, nn.Parameter):
         return made

@@ -24,8 +24,9 @@ ROW_AXES: set[str] = set()
 
 
 def are_mixed(tensors: Sequence[Tensor]) -> bool:
-    """Whether a function of these tensors has to run on whole tensors: they are on several meshes,
-    or plain ones among them (but not scalars without gradient beside DTensors with dims)."""
+    """Whether a function of these tensors must run on full tensors: they are on several meshes, or
+    plain tensors are among them (scalars without gradient do not count if all DTensors have
+    dims)."""
     on_mesh = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
     plain = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
     if len({tensor.device_mesh for tensor in on_mesh}) > 1:
@@ -43,8 +44,8 @@ def whole_tensor(tensor: DTensor) -> Tensor:
 
 
 def on_whole_tensors(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call a function with whole tensors in place of DTensors. Copies in-place changes back into
-    the shards. Collective."""
+    """Call a function with full tensors in place of DTensors; copy in-place changes back into the
+    shards. Collective."""
     leaves, tree = pytree.tree_flatten((list(args), kwargs))
     given = {id(leaf): leaf for leaf in leaves if isinstance(leaf, DTensor)}
     values = {key: whole_tensor(tensor) for key, tensor in given.items()}

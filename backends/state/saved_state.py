@@ -26,11 +26,11 @@ from shardweave.ir.torch_private import pytree
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be saved or read, or does not fit the state it is loaded into."""
+    """Raised if a checkpoint cannot be saved or read, or does not fit the state to load it into."""
 
 
 class Part(NamedTuple):
-    """A saved tensor: its path in the tree of its entry, and its key in the checkpoint."""
+    """A saved tensor: its path within its entry's nested state, and its key in the checkpoint."""
 
     path: tuple[Any, ...]
     key: str
@@ -38,18 +38,16 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedState:
-    """A state split in two. tensors: by key. values: by entry, the tree without these tensors;
-    parts: by entry, the path and key of each tensor."""
+    """A state in two parts. tensors: by key. values: by entry, the nested state without these
+    tensors; parts: by entry, the path and key of each tensor."""
 
     tensors: dict[str, Tensor]
     values: dict[str, Any]
     parts: dict[str, list[Part]]
 
     def index(self) -> bytes:
-        """Serialize values and parts with torch.save.
-
-        Raises CheckpointError for values that torch.load(weights_only=True) would not load.
-        """
+        """Serialize values and parts with torch.save. Raises CheckpointError for values that
+        torch.load(weights_only=True) would not load."""
         parts = {entry: [tuple(part) for part in parts] for entry, parts in self.parts.items()}
         for entry, value in self.values.items():
             _packed(f"entry '{entry}' of the state", value)
@@ -57,16 +55,17 @@ class SavedState:
 
 
 def take_apart(state: Mapping[str, Any]) -> SavedState:
-    """Split a state, by entry a module, optimizer, object with `state_dict`, or plain value."""
+    """Split a state into tensors and values. Each entry is a module, optimizer, object with
+    `state_dict`, or plain value."""
     saved = SavedState({}, {}, {})
     for entry, content in state.items():
         if not isinstance(entry, str) or not entry or "/" in entry:
-            raise CheckpointError(f"a state's entry is called {entry!r}; give a name without '/'.")
+            raise CheckpointError(f"a state has an entry {entry!r}; name it by text without '/'.")
         tree, parts = _taken_apart(entry, content, state)
         saved.values[entry], saved.parts[entry] = tree, [Part(p, _key(entry, p)) for p, _ in parts]
         for part, (_, tensor) in zip(saved.parts[entry], parts, strict=True):
             if part.key in saved.tensors:
-                raise CheckpointError(f"two tensors of the state are called '{part.key}'.")
+                raise CheckpointError(f"the state has two tensors named '{part.key}'; rename one.")
             saved.tensors[part.key] = checkpointable(tensor.detach())
     return saved
 
@@ -87,8 +86,9 @@ def _taken_apart(entry: str, content: Any, state: Mapping[str, Any]) -> tuple[An
     value = pytree.tree_map_only(np.generic, lambda number: number.item(), value)
     if any(isinstance(leaf, DTensor) for leaf in pytree.tree_leaves(value)):
         raise CheckpointError(
-            f"entry '{entry}' of the state, a {type(content).__name__}, holds tensors in shards; "
-            "only those of modules and optimizers are saved. Make them buffers of a module."
+            f"entry '{entry}' of the state is a {type(content).__name__} that holds sharded "
+            "tensors, which can only be saved as part of a module or an optimizer; make the "
+            "tensors buffers of a module."
         )
     return value, []
 
@@ -111,8 +111,8 @@ def _packed(what: str, value: Any) -> bytes:
         torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
     except Exception as error:  # pickle raises whatever the objects do
         raise CheckpointError(
-            f"{what} cannot be saved: {first_line(error)}. Give numbers, text, tensors, and "
-            "lists, tuples and dicts of them."
+            f"{what} cannot be saved: {first_line(error)}. Save numbers, text and tensors, in "
+            "lists, tuples and dicts."
         ) from error
     return buffer.getvalue()
 
@@ -131,8 +131,8 @@ def _names(entry: str, optimizer: Optimizer, state: Mapping[str, Any]) -> list[l
     groups = [[known.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups]
     if not all(all(group) for group in groups):
         raise CheckpointError(
-            f"optimizer '{entry}' has a parameter that is of no module in the state; add the step "
-            "whose parameters it updates."
+            f"optimizer '{entry}' updates a parameter that belongs to no module in the saved "
+            "state; add the compiled step of that module to the state."
         )
     return groups
 
@@ -148,7 +148,7 @@ def _optimizer_apart(optimizer: Optimizer, names: list[list[str]]) -> tuple[Any,
     tensors: _Parts = []
     for index, entries in own["state"].items():
         if not isinstance(index, int):  # torch lets optimizers keep more under other keys
-            raise CheckpointError(f"the optimizer keeps state of {index!r}, not of a parameter.")
+            raise CheckpointError(f"the optimizer has state for {index!r}, which is no parameter.")
 
         def apart(path: tuple[Any, ...], x: Any, name: str = flat[index], at: int = index) -> Any:
             """Return None for a tensor that is saved by key."""
@@ -187,14 +187,14 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 class SavedIndex(NamedTuple):
-    """The index of a checkpoint: `values` and `parts` of its `SavedState`."""
+    """The index of a checkpoint, which holds `values` and `parts` of its `SavedState`."""
 
     values: dict[str, Any]
     parts: dict[str, list[Part]]
 
 
 def read_index(text: bytes, keys: Iterable[str]) -> SavedIndex:
-    """Parse an index. keys: of the saved tensors. Raises CheckpointError if it is damaged."""
+    """Parse an index. keys: keys of the saved tensors. CheckpointError if the index is damaged."""
     try:
         read = torch.load(io.BytesIO(text), weights_only=True)
         parts = {
@@ -206,30 +206,32 @@ def read_index(text: bytes, keys: Iterable[str]) -> SavedIndex:
         raise CheckpointError(f"its index cannot be read: {first_line(error)}") from error
     missing = {part.key for rows in parts.values() for part in rows} - {*keys}
     if missing:
-        raise CheckpointError(f"its index names tensor '{min(missing)}', but its files lack it.")
+        raise CheckpointError(
+            f"its index lists tensor '{min(missing)}', but its files do not hold it."
+        )
     return index
 
 
 def check_entries(index: SavedIndex, state: Mapping[str, Any]) -> None:
-    """Raises CheckpointError unless the checkpoint has every entry of the state, and those of
-    optimizers, and only those, were saved of optimizers."""
+    """Raises CheckpointError unless the checkpoint has every entry of the state, and exactly the
+    entries that are optimizers were saved from optimizers."""
     for entry, content in state.items():
         if entry not in index.values:
             raise CheckpointError(
-                f"it has no entry '{entry}', only {', '.join(index.values) or 'none'}."
+                f"the checkpoint has no entry '{entry}', only {', '.join(index.values) or 'none'}."
             )
         value = index.values[entry]
         saved = isinstance(value, Mapping) and value.keys() == {"groups", "state"}
         if saved != isinstance(content, Optimizer):
             kind = "an optimizer's state" if saved else "no optimizer's state"
             raise CheckpointError(
-                f"entry '{entry}' was saved as {kind}, and is loaded into a "
-                f"{type(content).__name__}; give each entry the object that it was saved of."
+                f"entry '{entry}' was saved as {kind}, but is loaded into a "
+                f"{type(content).__name__}; load it into an object like the one that was saved."
             )
 
 
 def targets(index: SavedIndex, state: Mapping[str, Any], saved: Metadata) -> dict[str, Tensor]:
-    """Return the tensors to load into, by key: modules' own tensors, new ones for optimizers."""
+    """Return the tensors to load into, by key: a module's own tensors, new ones for optimizers."""
     tensors: dict[str, Tensor] = {}
     for entry, content in state.items():
         rows = index.parts.get(entry, [])
@@ -249,7 +251,7 @@ def targets(index: SavedIndex, state: Mapping[str, Any], saved: Metadata) -> dic
 def _tensor_of(saved: Metadata, key: str) -> TensorStorageMetadata:
     stored = saved.state_dict_metadata[key]
     if not isinstance(stored, TensorStorageMetadata):
-        raise CheckpointError(f"'{key}' of it is not a tensor.")
+        raise CheckpointError(f"the entry '{key}' of the checkpoint is not a tensor.")
     return stored
 
 
@@ -267,13 +269,15 @@ def _module_targets(
     for name in own.keys() ^ saved.keys():
         where, other = ("the checkpoint", entry) if name in own else (f"'{entry}'", "checkpoint")
         raise CheckpointError(
-            f"{where} has no tensor '{name}', which the {other} has; load it into the same model."
+            f"{where} has no tensor '{name}', which the {other} has; load into the model that "
+            "was saved."
         )
     for name, key in saved.items():
         if tuple(own[name].shape) != tuple(sizes[key].size):
             raise CheckpointError(
-                f"'{name}' of '{entry}' has shape {tuple(own[name].shape)}, in the checkpoint "
-                f"{tuple(sizes[key].size)}; load it into the same model."
+                f"'{name}' of '{entry}' has shape {tuple(own[name].shape)}, but "
+                f"{tuple(sizes[key].size)} in the checkpoint; load it into the model that was "
+                "saved."
             )
     return {key: own[name].detach() for name, key in saved.items()}
 
@@ -305,8 +309,8 @@ def put_together(index: SavedIndex, state: Mapping[str, Any], loaded: Mapping[st
                 content.load_state_dict(value)
             except Exception as error:  # the object is a user's, and may raise anything
                 raise CheckpointError(
-                    f"entry '{entry}', a {type(content).__name__}, does not take what was saved of "
-                    f"it: {type(error).__name__}: {first_line(error)}"
+                    f"a {type(content).__name__} cannot load entry '{entry}' of the checkpoint: "
+                    f"{type(error).__name__}: {first_line(error)}"
                 ) from error
 
 
@@ -320,15 +324,15 @@ def _load_optimizer(
     groups = value["groups"]
     if [set(group["params"]) for group in groups] != [set(group) for group in names]:
         raise CheckpointError(
-            f"optimizer '{entry}' has other groups of parameters than the checkpoint's; make it as "
-            "it was when it was saved."
+            f"optimizer '{entry}' has other parameter groups than the checkpoint's; create the "
+            "optimizer with the groups that it had when it was saved."
         )
     own = optimizer.param_groups[0].keys() - {"initial_lr"}
     other = own ^ (groups[0].keys() - {"initial_lr"})
     if other:
         raise CheckpointError(
-            f"optimizer '{entry}' is of another kind than the checkpoint's: only one of them has "
-            f"{', '.join(sorted(map(repr, other)))}; make it as it was when it was saved."
+            f"optimizer '{entry}' is of another class than the checkpoint's: only one of them "
+            f"has {', '.join(sorted(map(repr, other)))}; create it as it was when it was saved."
         )
     numbers = {name: n for n, name in enumerate(name for group in names for name in group)}
     whole = _mapped_by_path(lambda path, x: tensors.get(path, x), value["state"])

@@ -47,11 +47,11 @@ def _are_own(place: TensorPlace) -> bool:
         return False
     if now is not place.tensor:
         raise ValueError(
-            f"'{place.path}' of the compiled model was replaced or deleted, but its programs "
-            f"work on what was there. {_COPY}"
+            f"'{place.path}' of the compiled model was replaced or deleted, but the compiled "
+            f"step still uses the old tensor. {_COPY}"
         )
     raise ValueError(
-        f"the .data of '{place.path}' was set, which has no effect on the shards of a DTensor. "
+        f"the .data of '{place.path}' was set, which does not reach the shards of a DTensor. "
         f"{_COPY}"
     )
 
@@ -70,17 +70,17 @@ def own_tensors(model: nn.Module) -> dict[Key, Tensor]:
 
 
 class ShardedState:
-    """The parameters and buffers of a model, replaced in the model by a backend's stored ones.
+    """The parameters and buffers of a model, which a backend's stored tensors replace in the model.
 
-    On a mesh of several devices they become DTensors that hold this rank's shard, so that torch's
+    On a mesh of several devices these are DTensors that hold this rank's shard, so that torch's
     optimizers, `clip_grad_norm_` and `torch.distributed.checkpoint` work on them. On one device the
     model keeps its own tensors. Making it is collective.
 
     shardings: of parameters and buffers by kind and name; others are replicated. sync: whether all
     ranks get the values of rank 0's model; if False, raises AgreementError on every rank unless
-    values are equal. sources: by tensor id, first values to use instead of the tensor's own, of
-    which each rank computes or reads its shard. optimizers: those that hold parameters of the
-    model, which they then replace by the new ones.
+    values are equal. sources: by tensor id, initial values to use instead of the tensor's own, of
+    which each rank computes or reads its shard. optimizers: optimizers of the model's parameters,
+    which then update the new ones.
     """
 
     def __init__(
@@ -202,19 +202,17 @@ class ShardedState:
 
     @property
     def modes(self) -> Sequence[nn.Module]:
-        """The modules whose modes count, in the order of `model.modules()`."""
+        """The modules whose training modes affect programs, in the order of `model.modules()`."""
         return self._modules
 
     def draw_from(self, seed: int) -> None:
-        """Register a buffer `random_state` on the model, from which programs draw.
-
-        Raises ValueError if the model has an attribute of that name already.
-        """
+        """Register a buffer `random_state` on the model, from which programs draw. Raises
+        ValueError if the model has an attribute of that name already."""
         model = self._model
         if hasattr(model, STATE):
             raise ValueError(
-                f"the model has a '{STATE}' of its own, where a step keeps the state of its random "
-                "numbers; give it another name."
+                f"the model has an attribute '{STATE}', the name under which a step stores its "
+                "random state; rename the attribute."
             )
         state, key = random_state(seed), ("buffer", STATE)
         sharding = self._shardings.setdefault(key, Sharding.replicated(state.ndim))
@@ -247,11 +245,9 @@ class ShardedState:
         return self._backend.like(torch.zeros_like(self._backend.local(parameter)), parameter)
 
     def fit(self, state_dict: dict[str, Any], prefix: str) -> None:
-        """Convert the entries of a `state_dict` to be loaded to the form of the stored tensors.
-
+        """Convert the entries of a `state_dict` that is loaded to the form of the stored tensors.
         If it has a random state, the model gets one even if no program draws; if it lacks one, the
-        model keeps its own. Raises ValueError for a tensor of another shape.
-        """
+        model keeps its own. Raises ValueError for a tensor of another shape."""
         if prefix + STATE in state_dict and ("buffer", STATE) not in self._stored:
             self.draw_from(0)
         for place, _ in self._places:
@@ -297,6 +293,7 @@ def _fit(
         return
     if metadata.get("assign_to_params_buffers"):
         raise ValueError(
-            "load_state_dict: a compiled model keeps its own tensors; leave assign out."
+            "load_state_dict: a compiled model keeps its tensors and copies values into them; "
+            "remove assign=True."
         )
     state.fit(state_dict, prefix)

@@ -24,7 +24,7 @@ def is_first() -> bool:
 
 
 class WholeValues:
-    """Gathers DTensors one after another. Rank 0 keeps the values, on the CPU.
+    """Gathers DTensors one after another; rank 0 keeps the full values, on the CPU.
 
     Replicated DTensors need no message.
     """
@@ -33,8 +33,8 @@ class WholeValues:
         self._known: dict[int, tuple[Tensor, Tensor]] = {}
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return a plain tensor for a tensor, always the same one: its whole value on rank 0, this
-        rank's shard on others, which save nothing. Collective for a sharded tensor."""
+        """Return a plain tensor for a tensor, always the same one: the full value on rank 0, this
+        rank's shard on other ranks, which save nothing. Collective for a sharded tensor."""
         known = self._known.get(id(tensor))
         if known is None:
             value = tensor.detach()
@@ -59,12 +59,9 @@ _GATHERED: set[int] = set()
 
 @contextmanager
 def whole_state_dicts(state: ShardedState, *, random: bool = False) -> Iterator[None]:
-    """Within it, the `state_dict` of a compiled model has whole plain tensors on rank 0; tied ones
-    stay one tensor.
-
-    Collective, unless every rank has all of every tensor. random: keep the random state, with which
-    a run can be resumed.
-    """
+    """Context in which a compiled model's `state_dict` has full plain tensors on rank 0; tied ones
+    stay one tensor. Collective, unless every rank has the full value of every tensor. random: keep
+    the random state, with which a run can be resumed."""
     model = state.model
     if id(model) in _GATHERED or not state.backend.is_joint:
         yield
@@ -96,10 +93,8 @@ def whole_state_dicts(state: ShardedState, *, random: bool = False) -> Iterator[
 
 @contextmanager
 def whole_optimizer_states(optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Within it, `optimizer.state_dict()` has whole plain tensors on rank 0. Collective.
-
-    Every rank can load such a state directly: the next step of the optimizer shards it.
-    """
+    """Context in which `optimizer.state_dict()` has full plain tensors on rank 0. Collective. Every
+    rank can load such a state directly: the next step of the optimizer shards it."""
     with ExitStack() as stack:
         for optimizer in optimizers:
             values = WholeValues()

@@ -24,7 +24,7 @@ from shardweave.ir.torch_private import without_overrides
 
 
 class Gradients:
-    """Adds programs' gradients to the `.grad` of a state's parameters; tracks unreduced ones."""
+    """Adds programs' gradients to the `.grad` of parameters, and tracks which are unreduced."""
 
     def __init__(self, state: ShardedState) -> None:
         self.backend = state.backend
@@ -50,14 +50,15 @@ class Gradients:
 
     @property
     def are_pending(self) -> bool:
-        """Whether some `.grad` is unreduced; a `.grad` that was set to None no longer counts."""
+        """Whether some `.grad` is unreduced; a `.grad` that the user sets to None no longer
+        counts."""
         for name in [name for name in self._pending if self._by_name[name].grad is None]:
             del self._pending[name]
         return bool(self._pending)
 
     @property
     def are_unfinished(self) -> bool:
-        """Whether gradients exist and the last call was under `no_sync`, so more are to come."""
+        """Whether gradients exist and the last call was under `no_sync`: more are to come."""
         return not self._is_synced and any(p.grad is not None for p in self.parameters)
 
     def _unreduced(self, name: str) -> frozenset[str]:
@@ -65,10 +66,8 @@ class Gradients:
         return frozenset(pending.unreduced if pending else ())
 
     def program_of(self, bound: BoundProgram, *, is_last: bool) -> BoundProgram:
-        """Choose the variant of a call's program: reducing, `pending` or `closing`.
-
-        is_last: whether every gradient is to be reduced after the call.
-        """
+        """Choose the variant of a call's program: reducing, `pending` or `closing`. is_last:
+        whether every gradient has to be reduced after the call."""
         if not self.are_pending:
             return bound if is_last else bound.pending
         closing = bound.closing if is_last else None
@@ -79,10 +78,9 @@ class Gradients:
         return closing if held.items() <= added.items() else bound.pending
 
     def into(self, bound: BoundProgram) -> dict[Key, Tensor]:
-        """Return the local `.grad` tensors that a program may add its new gradients to, by key.
-
-        Those that the program also reduces have the kind "pending"; its results replace them.
-        """
+        """Return the local `.grad` tensors to which a program may add its new gradients, by kind
+        and parameter. Kind "pending": the program also reduces the sum, and its result replaces
+        `.grad`."""
         self._closed = bound.adds.keys() & self._pending.keys()
         buffers: dict[Key, Tensor] = {}
         for name in self._closed:
@@ -128,7 +126,7 @@ class Gradients:
         return self.backend.gradient(torch.empty_like(self.backend.local(parameter)), parameter)
 
     def add(self, name: str, gradient: Tensor, sharding: Sharding) -> None:
-        """Add a gradient, sharded by `sharding`, to a parameter's `.grad`; may keep its memory."""
+        """Add a gradient with this `sharding` to a parameter's `.grad`; may keep its memory."""
         parameter = self._by_name[name]
         if not parameter.requires_grad:
             return
@@ -156,7 +154,7 @@ class Gradients:
                 self._pending.pop(name, None)
 
     def finish(self, *, is_synced: bool) -> None:
-        """After a call: reduce gradients if `is_synced`, and call post-accumulate hooks."""
+        """Reduce gradients after a call, if `is_synced`, and call post-accumulate hooks."""
         if is_synced and self.are_pending:
             pending: dict[str, Pending] = {}
             for name, sharding in self._pending.items():
@@ -184,13 +182,11 @@ class Gradients:
 
 
 def micro_batches(inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
-    """Split the inputs along dim 0 into `count` micro-batches; each gets all scalars.
-
-    If an input is sharded along dim 0, each rank splits its own rows. Raises ValueError if inputs
-    differ in rows or sharding, or `count` does not divide the rows.
-    """
+    """Split the inputs along dim 0 into `count` micro-batches; each gets all scalars. If an input
+    is sharded along dim 0, each rank splits its own rows. Raises ValueError if inputs differ in
+    rows or sharding, or `count` does not divide the rows."""
     if type(count) is not int or count < 1:
-        raise ValueError(f"accumulate={count!r}; give a number of micro-batches, 1 or more.")
+        raise ValueError(f"accumulate={count!r}; give the number of micro-batches, 1 or more.")
     rows = {name: (tensor.shape[0], _cut(tensor)) for name, tensor in inputs.items() if tensor.ndim}
     again = f"or call the step {count} times, all but the last under step.no_sync()"
     if any(tensor.requires_grad for tensor in inputs.values()):
@@ -198,8 +194,8 @@ def micro_batches(inputs: Mapping[str, Tensor], count: int) -> list[dict[str, Te
     if len(set(rows.values())) > 1:
         sizes = ", ".join(f"'{name}' {size}" for name, (size, _) in rows.items())
         raise ValueError(
-            f"accumulate={count} splits every input along dim 0, but they differ in their rows, or "
-            f"in who holds them: {sizes}; give all in one form, {again}."
+            f"accumulate={count} splits every input along dim 0, but the inputs differ in their "
+            f"number of rows or in their sharding: {sizes}; give all inputs the same, {again}."
         )
     # Of uneven shards the first rank's rows, which every rank can compute.
     local_rows = {_most_rows(tensor) for tensor in inputs.values() if tensor.ndim}

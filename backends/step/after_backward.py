@@ -29,7 +29,7 @@ _OF_OUTPUT = (
 
 
 class BackwardRan:
-    """Attaches a node to a step's outputs that raises when they are differentiated."""
+    """Attaches to a step's outputs an autograd node that raises when they are differentiated."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
@@ -78,7 +78,7 @@ class _Anchor(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
         del ctx, gradients
-        raise AssertionError("what hangs on an anchor has not raised")
+        raise AssertionError("the tensor hook that delivers gradients has raised no error")
 
 
 class _Returned(torch.autograd.Function):

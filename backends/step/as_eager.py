@@ -39,11 +39,9 @@ def differentiable_gradients(
     kept: Mapping[Key, Any],
     targets: Sequence[Tensor],
 ) -> list[Tensor | None]:
-    """Compute gradients with a graph of their own, by an eager run of the call. Collective.
-
+    """Compute gradients that can be differentiated again, by running the call in eager. Collective.
     given: the incoming gradients of outputs, by name. kept: the buffers' values before the call.
-    targets: the tensors to differentiate with respect to, inputs last.
-    """
+    targets: the tensors with respect to which to differentiate, inputs last."""
     inputs = {name: _whole(tensor) for name, tensor in call.inputs.items()}
     state = kept.get(("buffer", STATE))
     with torch.enable_grad(), _as_in_call(step, call, kept):

@@ -42,7 +42,7 @@ TWICE_NOTE = (
 
 
 class AutogradCalls:
-    """Runs the calls of a step that `backward()` goes back through."""
+    """Runs the calls of a step for which gradients arrive at `backward()`."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -75,7 +75,7 @@ class AutogradCalls:
         return recorded
 
     def expect(self, call: StepCall, tangents: tuple[int, ...]) -> None:
-        """Let later calls of the same key use the program that takes these outputs' gradients."""
+        """Let later calls with the same key use the program that takes these outputs' gradients."""
         self._tangents[replace(call, tangents=None).key] = tangents
 
     def scale_by(self, gradient: Tensor) -> None:
@@ -91,14 +91,14 @@ def check_required(results: Iterable[Slot], batch: Mapping[str, Tensor]) -> None
     for name, tensor in batch.items():
         if is_training and tensor.requires_grad and name not in names:
             raise ValueError(
-                f"input '{name}' requires a gradient, but the one that the step was captured with "
-                "did not; detach it, or capture with one that does."
+                f"input '{name}' requires a gradient, but the example input at capture did not; "
+                "detach it, or capture with an example input that requires a gradient."
             )
 
 
 def give(gradients: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> None:
-    """Add gradients, by name of input, to `.grad` of the leaf inputs in `batch` that require one;
-    run backward from inputs that are results of autograd, such as outputs of a module before."""
+    """Add gradients, by input name, to `.grad` of the leaf inputs in `batch` that require one; for
+    inputs that autograd computed, such as outputs of an earlier module, run backward from them."""
     rest: dict[str, Tensor] = {}
     for name, gradient in gradients.items():
         tensor = batch[name]

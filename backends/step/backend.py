@@ -21,18 +21,16 @@ Compiler = Literal["triton", "inductor"]
 
 
 class Runner(ABC):
-    """A loaded program, called with this rank's shards of its arguments."""
+    """A loaded program. It is called with this rank's shards of the program's arguments."""
 
     order: Sequence[Key] = ()
     """Gradients that `in_order` hands over before the end of the program, in their order."""
 
     @abstractmethod
     def __call__(self, given: dict[Key, Tensor]) -> dict[Key, Tensor]:
-        """Run the program; returns this rank's results by kind and name.
-
-        If `given` has a tensor under a gradient's key, the runner may add to it and return it. It
-        may remove arguments from `given` after their last use.
-        """
+        """Run the program; returns this rank's results by kind and name. If `given` has a tensor
+        under a gradient's key, the runner may add to it and return it. It may remove arguments from
+        `given` after their last use."""
 
     def in_order(self, given: dict[Key, Tensor], results: dict[Key, Tensor]) -> Iterator[None]:
         """Run the program up to the next gradient that is complete, again and again, and put each
@@ -50,7 +48,7 @@ class Pending:
 
 
 class Backend(ABC):
-    """Places tensors by their shardings, and loads programs.
+    """Protocol of backends, which place tensors by their shardings and load programs.
 
     device: where this rank computes. is_joint: whether each rank is a process of its own, so that
     ranks must agree on calls. adds_pending: whether programs can take unreduced gradients, add
@@ -67,14 +65,12 @@ class Backend(ABC):
 
     @abstractmethod
     def load(self, program: Program, pending: Collection[str] = ()) -> Runner:
-        """Load a program. Collective.
-
-        pending: names of gradients that the program adds to given unreduced ones (`adds_pending`).
-        """
+        """Load a program. Collective. pending: names of gradients that the program adds to given
+        unreduced ones (`adds_pending`)."""
 
     @abstractmethod
     def stored(self, tensor: Tensor | Source, sharding: Sharding, key: Key) -> Tensor:
-        """Copy this rank's shard of a whole tensor into the form that a step keeps."""
+        """Copy this rank's shard of a full tensor into the form in which a step stores it."""
 
     @abstractmethod
     def local(self, tensor: Tensor) -> Tensor:
@@ -82,25 +78,23 @@ class Backend(ABC):
 
     @abstractmethod
     def argument(self, tensor: Tensor, sharding: Sharding) -> Tensor:
-        """Return an input in the form that the runner takes: a whole tensor, or a DTensor."""
+        """Return an input, a full tensor or a DTensor, in the form that the runner takes."""
 
     @abstractmethod
     def returned(
         self, result: Tensor, sharding: Sharding, home: int | None, shape: Sequence[int]
     ) -> Tensor:
-        """Return a runner's output, of a global shape, as a step returns it; scalars replicated.
-        Collective.
-
-        home: the stage that has it, if only one does.
-        """
+        """Convert a runner's output to the form that a step returns; scalars are replicated.
+        Collective. shape: the global shape. home: the stage that has the output, if only one
+        does."""
 
     @abstractmethod
     def like(self, local: Tensor, stored: Tensor) -> Tensor:
-        """Wrap this rank's shard `local`, placed as `stored` is, in the form that a step keeps."""
+        """Wrap this rank's shard `local`, placed as `stored`, in the form that a step keeps."""
 
     @abstractmethod
     def fitted(self, value: Tensor, stored: Tensor, sharding: Sharding) -> Tensor:
-        """Convert `value`, whole or sharded in any way, to the form of `stored`. Collective."""
+        """Convert `value`, full or sharded in any way, to the form of `stored`. Collective."""
 
     @abstractmethod
     def batch(self, local: Tensor, sharding: Sharding) -> Tensor:
@@ -115,7 +109,7 @@ class Backend(ABC):
         return self.like(local, parameter)
 
     def take_gradient(self, parameter: Tensor) -> None:
-        """Convert the `.grad` that autograd has set to the form that `gradient` returns."""
+        """Convert the `.grad` set by autograd to the form that `gradient` returns."""
         with without_overrides():
             if parameter.grad is not None:
                 parameter.grad = self.gradient(parameter.grad, parameter)
@@ -132,6 +126,6 @@ class Backend(ABC):
         return {name: pending.gradient for name, pending in gradients.items()}
 
     def is_first(self, axes: Sequence[str]) -> bool:
-        """Whether this rank has coordinate 0 on all `axes`, so that it alone adds a replica."""
+        """Whether this rank has coordinate 0 on all `axes`, and alone adds a replicated term."""
         del axes
         return True

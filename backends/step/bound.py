@@ -42,10 +42,10 @@ class _Held(NamedTuple):
 class BoundProgram:
     """A program that a backend has loaded. Making one is collective.
 
-    returned: builds the model's return value from the outputs; None for a program that a user
-    gives, whose outputs are returned as they are. adds: by name, the shardings of the unreduced
-    gradients that the program takes, adds its own to, and reduces. is_split: whether the program
-    runs as a forward and a backward part, `parts`, if it can be split.
+    returned: builds the model's return value from the outputs; None for a user's program, whose
+    outputs are returned as they are. adds: by name, the shardings of the unreduced gradients that
+    the program takes, adds its own to, and reduces. is_split: whether the program runs as a forward
+    and a backward part, `parts`, if it can be split.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class BoundProgram:
 
     @cached_property
     def tangents(self) -> dict[str, Key]:
-        """The outputs whose gradients the program takes: by name, the key of the argument."""
+        """Map each output whose gradient the program takes to the key of that argument."""
         names = {key: key[1].removeprefix(TANGENT) for key in self.slots if key[0] == "input"}
         cut = {name: key for key, name in names.items() if name != key[1]}
         loss = LOSS if self.returned is not None else "0"
@@ -118,7 +118,7 @@ class BoundProgram:
 
     @cached_property
     def overwritten(self) -> list[Key]:
-        """Keys of buffers that the program writes, while other results depend on the old values."""
+        """Keys of buffers that the program overwrites while other results need the old values."""
         if is_staged(self.program):
             return [key for key in self.results if key[0] == "buffer"]
         read = {slot.value for slot in self.program.results if slot.kind != "buffer"}
@@ -244,8 +244,8 @@ class BoundProgram:
         return [key for key in self.slots if key[0] == "input"]
 
     def held_by(self, state: ShardedState) -> _Held:
-        """Return the tensors of a state that the program reads; cached until another state is
-        given, or the number of its stored tensors changes."""
+        """Return the tensors of a state that the program reads; cached until another state, or
+        another number of its stored tensors, is given."""
         stored, (of, number, held) = state.stored, self._held
         if of() is not state or number != len(stored):
             read = {key: stored[key] for key in self.slots if key in stored}
@@ -271,7 +271,7 @@ class BoundProgram:
         tensors |= {("buffer", name): b for name, b in model.named_buffers()}
         missing = [f"{k} '{n}'" for k, n in self.state_shardings if (k, n) not in tensors]
         if missing:
-            raise ValueError(f"the model lacks {', '.join(missing)}; capture this model.")
+            raise ValueError(f"the model lacks {', '.join(missing)}; capture the program from it.")
         for key in self.state_shardings:
             self._check_tensor(key, tensors[key])
         for (kind, name), sharding in self.results.items():
@@ -280,8 +280,8 @@ class BoundProgram:
             stored = self.shardings.get(("param" if kind == "grad" else "buffer", name))
             if sharding != stored:
                 raise ValueError(
-                    f"{kind} '{name}' is sharded as {sharding}, but what it updates is stored as "
-                    f"{stored}; give both the same dist.sharding."
+                    f"{kind} '{name}' is sharded as {sharding}, but the parameter or buffer that "
+                    f"it updates is stored as {stored}; give both the same dist.sharding."
                 )
 
     def _check_tensor(self, key: Key, tensor: Tensor) -> None:
@@ -290,25 +290,25 @@ class BoundProgram:
         if tuple(tensor.shape) != shape or tensor.dtype != dtype_of_value(value):
             raise ValueError(
                 f"{key[0]} '{key[1]}' of the model has shape {tuple(tensor.shape)} and "
-                f"{tensor.dtype}, but the program has {shape} and {dtype_of_value(value)}; "
-                "capture this model."
+                f"{tensor.dtype}, but the program expects {shape} and {dtype_of_value(value)}; "
+                "capture the program again from this model."
             )
 
     def check_batch(self, batch: Mapping[str, Tensor]) -> None:
         """Raises ValueError unless a batch has the program's inputs, in their global shapes."""
         if set(batch) != set(self.inputs):
             raise ValueError(
-                f"the step was called with {sorted(batch)}, but it was captured with "
-                f"{sorted(self.inputs)}; give exactly these."
+                f"the step was called with inputs {sorted(batch)}, but it was captured with "
+                f"{sorted(self.inputs)}; give exactly the latter."
             )
         for name in self.inputs:
             value, tensor = self.slots["input", name].value, batch[name]
             shape = self.shardings["input", name].global_shape(shape_of(value))
             if tuple(tensor.shape) != shape or tensor.dtype != dtype_of_value(value):
                 raise ValueError(
-                    f"input '{name}' has shape {tuple(tensor.shape)} and {tensor.dtype}, expected "
-                    f"{dtype_of_value(value)} and the global shape {shape}; this rank's rows alone "
-                    "are given by step.local_batch(..)."
+                    f"input '{name}' has shape {tuple(tensor.shape)} and {tensor.dtype}, "
+                    f"expected the global shape {shape} and {dtype_of_value(value)}; to give "
+                    "only this rank's rows, use step.local_batch(..)."
                 )
 
 

@@ -63,15 +63,13 @@ class CompiledModule(nn.Module):
     def share_memory(self) -> NoReturn:
         """Refused: processes train together as ranks of a mesh. Raises ValueError."""
         raise ValueError(
-            "the tensors of a compiled model are of this process; processes that train together "
-            "are ranks of its mesh, such as data=2."
+            "the tensors of a compiled model cannot be shared with other processes; to train in "
+            "several processes, give a mesh such as data=2."
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the model and its tensors; the copy runs the same programs.
-
-        `torch.optim.swa_utils.AveragedModel(model)` relies on it.
-        """
+        `torch.optim.swa_utils.AveragedModel(model)` relies on it."""
         new = type(self).__new__(type(self))
         memo[id(self)] = new
         # Torch's own copy of a DTensor's gradient fails where that is a view of a message.
@@ -85,8 +83,8 @@ class CompiledModule(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            "a compiled model holds the programs and groups of this process, so that it is not "
-            "pickled; save it by sw.save_checkpoint, or its model.full_state_dict(), and copy it "
+            "a compiled model cannot be pickled, as it holds programs and process groups of this "
+            "process; save it by sw.save_checkpoint or its model.full_state_dict(), and copy it "
             "by copy.deepcopy."
         )
 
@@ -117,11 +115,9 @@ def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _saving_whole_tensors(save: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Hugging Face's `save_pretrained`, so that rank 0 writes whole tensors.
-
-    All ranks call it; rank 0 may call it alone if no tensor is sharded. Afterwards the model's
-    config is as it was before.
-    """
+    """Wrap Hugging Face's `save_pretrained`, so that rank 0 writes whole tensors. All ranks call
+    it; rank 0 may call it alone if no tensor is sharded. Afterwards the model's config is as it was
+    before."""
     signature = inspect.signature(save)
 
     @functools.wraps(save)
@@ -146,7 +142,7 @@ def _saving_whole_tensors(save: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def as_written(model: nn.Module) -> Iterator[None]:
-    """Within it, a compiled model has its original class, and no step."""
+    """Context in which a compiled model has its original class, and no step."""
     kind, step = type(model), vars(model).pop(STEP, None)
     try:
         if step is not None:
@@ -160,11 +156,11 @@ def as_written(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def as_plain(model: nn.Module, *, with_hooks: bool) -> Generator[None]:
-    """Within it, a model can be captured: it has its original class, and plain tensors.
+    """Context in which a model can be captured: it has its original class and plain tensors.
 
     Empty tensors of the global shape replace sharded ones; on a CPU they take no memory until they
-    are written. with_hooks: keep the gradient hooks of parameters, for the program to run; without,
-    autograd runs them.
+    are written. with_hooks: keep the gradient hooks of parameters, for the program to run;
+    otherwise autograd runs them.
     """
     plain = {
         id(module._buffers[name]): constant
@@ -215,6 +211,6 @@ def _require_unchanged(module: nn.Module, fn: Callable[[Tensor], Tensor]) -> Non
         for before, after in ((dtype, changed.dtype), (device, changed.device)):
             if before != after:
                 raise TypeError(
-                    f"'{name}' is {before} in the programs of the compiled model and cannot become "
-                    f"{after}. {_CONVERT}"
+                    f"'{name}' is {before} in the compiled programs and cannot become {after}. "
+                    f"{_CONVERT}"
                 )

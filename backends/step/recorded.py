@@ -43,7 +43,8 @@ UNSYNCED = (
 
 HOOKS_NOTE = (
     "hooks of register_post_accumulate_grad_hook run after the whole backward pass, so all "
-    "gradients exist at once (stages, sub-batches across passes, a loss in chunks, cuda_graph)"
+    "gradients exist at once: the step has stages, sub-batches across passes, a loss in chunks, a "
+    "CUDA graph, or sums of calls under no_sync()"
 )
 
 CHANGED = (
@@ -160,7 +161,7 @@ class Recorded:
     # Backward
 
     def begin(self, incoming: Sequence[Tensor | None]) -> None:
-        """Take the gradients of the outputs, from which `part` returns those of the anchors."""
+        """Store the outputs' gradients, from which `part` computes the gradients of the anchors."""
         pairs = zip(self.names, incoming, strict=True)
         given = {name: gradient for name, gradient in pairs if gradient is not None}
         inputs = [x for x in self.call.inputs.values() if x.requires_grad]
@@ -203,7 +204,7 @@ class Recorded:
                 self._start(self.bound if parts is None else parts[1], given, kept)
 
     def part(self, number: int) -> list[Tensor | None]:
-        """Return the gradients of the anchors of a node of the chain."""
+        """Return the gradients of a chain node's anchors: its parameters, and inputs or a link."""
         begin, end = [0, *self._ends][number], self._ends[number]
         is_last = number == len(self._ends) - 1
         if self._given is not None:
@@ -231,10 +232,10 @@ class Recorded:
             pairs = zip(now, self._versions, strict=True)
             changed = next(i for i, (new, old) in enumerate(pairs) if new != old)
             raise RuntimeError(
-                "a tensor that backward() needs was changed in place after the call of the "
-                f"step: one of {tuple(self._watched[changed].shape)}, a parameter, an input or an "
-                "output. Run backward() before optimizer.step(), and change a copy (clone) of the "
-                "others."
+                f"a parameter, input or output of shape {tuple(self._watched[changed].shape)} "
+                "was changed in place between the step's call and backward(), which needs its "
+                "old value. Run backward() before optimizer.step(), and change a copy (clone) of "
+                "inputs and outputs."
             )
 
     def _by_another_program(self, given: Mapping[str, Tensor], kept: dict[Key, Any]) -> None:
@@ -264,6 +265,8 @@ class Recorded:
                 step, batch, scale, into, kept, guard=step.failure_guard, in_order=is_chain
             )
         if pending:
+            if len(self._ends) > 1:
+                step.note(HOOKS_NOTE)
             self._take_all(self._gradients_among(running.rest()), program)
             return
         gradients.note_sync(is_synced=True)
@@ -305,7 +308,8 @@ class Recorded:
         self._given = made + self._of_inputs(results, bound)
 
     def _arrived(self, begin: int, end: int, *, is_last: bool) -> list[Tensor | None]:
-        """Run on, up to the gradients of some parameters; the last part is that of inputs too."""
+        """Run on until the gradients of parameters `begin` to `end` exist; return them. The last
+        call runs to the end, and returns the inputs' gradients too."""
         assert self._running is not None
         results = self._running.rest() if is_last else self._running.until(self._keys[begin:end])
         results = self._gradients_among(results)

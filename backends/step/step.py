@@ -121,12 +121,12 @@ class Step(ShardedState):
 
     @property
     def programs(self) -> Programs:
-        """The source of programs, which finds or compiles the one for each call."""
+        """The object that finds or compiles the program of each call."""
         return self._programs
 
     @property
     def bound(self) -> BoundProgram:
-        """The program of the last call; before the first one, that of the example inputs."""
+        """The program of the last call; before the first call, that of the example inputs."""
         return self._bound
 
     @property
@@ -192,9 +192,9 @@ class Step(ShardedState):
         transform of torch.func."""
         if is_under_transform():
             raise ValueError(
-                "a compiled model runs programs, which torch.func (vmap, grad, jvp, ..) does not "
-                "transform; apply it to a copy made before sw.compile (copy.deepcopy), or use "
-                "torch.autograd.grad(.., create_graph=True)."
+                "torch.func (vmap, grad, jvp, ..) cannot transform a compiled model; apply it to "
+                "a copy made before sw.compile (copy.deepcopy), or use torch.autograd.grad(.., "
+                "create_graph=True)."
             )
         form, inputs = self._programs.taken_apart(args, kwargs)
         with without_overrides():
@@ -209,7 +209,7 @@ class Step(ShardedState):
         )
 
     def program_for(self, call: StepCall) -> BoundProgram:
-        """Find the program of a call, which becomes `bound`. Collective."""
+        """Find the program of a call, and make it the step's `bound` program. Collective."""
         if self.backend.is_joint:
             watchdog.enter(call)
         bound = self._bound = self._programs.find(call, self.shardings)
@@ -299,10 +299,10 @@ class Step(ShardedState):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Calls within it add to `.grad` without reducing it over ranks, where that can wait.
+        """Context whose calls add to `.grad` without reducing it over ranks, if that can wait.
 
-        The first call after it reduces all gradients, once. Until then an unreduced `.grad` is a
-        DTensor with a `Partial` placement.
+        The first call after the context reduces all gradients, once. Until then an unreduced
+        `.grad` is a DTensor with a `Partial` placement.
         """
         before, self._is_synced = self._is_synced, False
         try:
@@ -410,7 +410,7 @@ class Step(ShardedState):
 
     @property
     def program(self) -> Program:
-        """The program of the last call; before the first one, that of the example inputs."""
+        """The program of the last call; before the first call, that of the example inputs."""
         return self._bound.program
 
     @property
@@ -464,6 +464,7 @@ def _check_no_options(options: Mapping[str, Any]) -> None:
     """Raises ValueError if a call has options, which need backward="in_call"."""
     if options:
         raise ValueError(
-            f"{', '.join(options)}: gradients arrive at backward(): scale the loss, and call the "
-            'step for each micro-batch, or compile with backward="in_call".'
+            f"{', '.join(options)}: with gradients computed in backward(), the call takes no "
+            "such options; scale the loss, and call the step for each micro-batch, or compile "
+            'with backward="in_call".'
         )

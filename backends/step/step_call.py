@@ -17,11 +17,11 @@ from shardweave.ir.dialects.types import dtype_word, form_of
 class StepCall:
     """One call of a step: its inputs by name, the form that held them, and the modes it runs in.
 
-    grad: whether gradients are computed. modes: whether each module is in training mode.
-    trained: whether each parameter requires a gradient. autocast: the dtype of torch.autocast, if
-    it is on. tangents: the outputs whose gradients the backward pass takes, as in `Kind`; None if
-    the call itself runs backward, of the loss. rows: the numbers of rows that ranks have given, a
-    `batch.rows.Rows`, if each gives its own.
+    grad: whether gradients are computed. modes: whether each module is in training mode. trained:
+    whether each parameter requires a gradient. autocast: the dtype of torch.autocast, if it is on.
+    tangents: the outputs whose gradients the backward pass takes, as in `Kind`; None if the call
+    itself runs the loss's backward pass. rows: the numbers of rows that ranks give, a
+    `batch.rows.Rows`, if each rank gives its own rows.
     """
 
     form: Form

@@ -36,9 +36,10 @@ class Programs(ABC):
 
     first: the program by whose shardings parameters are sharded. options: names of call arguments
     that the step takes itself. plan, notes: the plan that programs follow, and notes on it.
-    autocast: the dtype of autocast for calls outside of torch.autocast. seed: of random numbers.
-    full_outputs: whether outputs are gathered on every rank. rows: joins the rows of all ranks, if
-    each rank gives its own; own_rows: whether each rank then gets only its rows of outputs.
+    autocast: the dtype of autocast for calls outside of torch.autocast. seed: seed of random
+    numbers. full_outputs: whether outputs are gathered on every rank. rows: joins the rows of all
+    ranks, if each rank gives its own; own_rows: whether each rank then gets only its rows of
+    outputs.
     """
 
     first: BoundProgram
@@ -55,11 +56,11 @@ class Programs(ABC):
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
     ) -> tuple[Form, dict[str, Tensor]]:
-        """Split arguments into their form and tensors by name. is_whole: none may be missing."""
+        """Split arguments into their form and tensors by name. is_whole: refuse missing ones."""
 
     @abstractmethod
     def find(self, call: StepCall, stored: Stored) -> BoundProgram:
-        """Return the program that runs a call; compile it if there is none yet. Collective."""
+        """Return the program that runs a call, compiled now if there is none yet. Collective."""
 
     @abstractmethod
     def compile_ahead(self, call: StepCall, stored: Stored) -> BoundProgram:
@@ -99,10 +100,8 @@ class Programs(ABC):
         return ADVICE if self.rows is None else self.rows.advice
 
     def row_axes(self, name: str) -> tuple[str, ...]:
-        """Return the mesh axes that shard dim 0 of an input, given its name in programs.
-
-        For an input that the first program lacks, these are the axes of all its inputs.
-        """
+        """Return the mesh axes that shard dim 0 of an input, given its name in programs. For an
+        input that the first program lacks, these are the axes of all its inputs."""
         inputs = {n: s for (kind, n), s in self.first.shardings.items() if kind == "input"}
         chosen = [inputs[name]] if name in inputs else list(inputs.values())
         return tuple(dict.fromkeys(p.axis for s in chosen if s.dims for p in s.dims[0]))

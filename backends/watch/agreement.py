@@ -25,7 +25,7 @@ ALIGNMENT = 16
 
 
 class AgreementError(ValueError):
-    """Ranks differ in a value that must be equal on all; raised on every rank, and names them."""
+    """Raised on every rank, naming ranks, if they differ in a value that must be equal on all."""
 
 
 def is_alone() -> bool:
@@ -45,7 +45,7 @@ def gathered_from_ranks(here: T) -> list[T]:
 def require_same(what: str, text: str, advice: str) -> None:
     """Raises AgreementError on every rank unless all have the same text. Collective.
 
-    Ranks exchange digests, and texts only if those differ. what: names the text in the error, which
+    Ranks exchange digests, and texts only if these differ. what: names the text in the error, which
     shows the first line that differs.
     """
     if is_alone() or len({*gathered_from_ranks(digest_of(text.encode()))}) == 1:
@@ -97,7 +97,7 @@ SAMPLED = 256
 
 
 def place_of_part(tensor: Tensor) -> tuple[int, ...]:
-    """Return the index of this rank's shard of a tensor, by sharded mesh dim; `()` if whole."""
+    """Return the index of this rank's shard by sharded mesh dim; `()` for an unsharded tensor."""
     if not isinstance(tensor, DTensor):
         return ()
     coordinate = tensor.device_mesh.get_coordinate()
@@ -107,8 +107,8 @@ def place_of_part(tensor: Tensor) -> tuple[int, ...]:
 
 
 def sample_numbers(tensors: Mapping[str, Tensor], *, of_gpus: bool) -> dict[str, int]:
-    """Digest some elements of the tensors to a number for each index of this rank's shards. Ranks
-    whose shards have an equal index must get the same number.
+    """Digest some elements of the tensors to one number for each index of this rank's shards. Ranks
+    with the same index must get the same number.
 
     of_gpus: include tensors on a GPU, for which the rank waits.
     """
@@ -163,10 +163,8 @@ def require_same_values(tensors: Mapping[str, Tensor]) -> None:
 
 
 def broadcast_from_rank_0(tensors: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
-    """Yield rank 0's values of the tensors, one by one, broadcast in a few messages. Collective.
-
-    On rank 0 they are the tensors themselves. Callers must exhaust the iterator.
-    """
+    """Yield rank 0's values of the tensors, one by one, broadcast in a few messages. Collective. On
+    rank 0 they are the tensors themselves. Callers must exhaust the iterator."""
     for group in _messages(tensors):
         offsets, end = [], 0
         for tensor in group:

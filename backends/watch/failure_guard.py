@@ -24,8 +24,8 @@ class FailureGuard:
     call, unless all ranks failed at the same line.
 
     Other ranks may be waiting for the next message of a failed rank. They would silently take a
-    later message of it for that one, and use its values. If all ranks failed at the same line,
-    they have sent the same messages. is_joint: whether there are other ranks.
+    later message for that one, and use its values. If all ranks failed at the same line, they have
+    sent the same messages. is_joint: whether there are other ranks.
     """
 
     def __init__(self, *, is_joint: bool) -> None:

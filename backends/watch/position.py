@@ -168,7 +168,8 @@ def waits_since_marked(*, mark: bool) -> bool:
 
 
 def computing_line(traceback: TracebackType | None) -> str:
-    """Return the `file:line` of a step's emitted source that raised an error, if it calls ATen.
+    """Return the `file:line` of a step's emitted source that raised an error, if the line calls
+    ATen.
 
     Ranks that have reached the same such line have sent the same messages. Empty for lines that
     send messages, for functions of stages, which differ between ranks, and for other code.

@@ -13,7 +13,7 @@ from types import TracebackType
 
 
 class StoreGuard:
-    """Context for requests to the store; a thread reports a request that is not answered.
+    """Context for requests to torch's store, in which a thread reports an unanswered request.
 
     ended: set when the guard is to stop. beat_s: returns the seconds between checks. silent: called
     at each check while the same request is open, with the seconds that it has been open. Seconds

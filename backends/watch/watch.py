@@ -280,10 +280,8 @@ class Watch:
         return waited_s > (3 * self.beat_s if is_failed else self.beat_s)
 
     def _waited_s(self) -> float | None:
-        """Return the seconds that the main thread has been in a collective; None if in none.
-
-        On a GPU it may wait for the device on any line, so a long stay on any line counts.
-        """
+        """Return the seconds that the main thread has been in a collective; None if in none. On a
+        GPU it may wait for the device on any line, so a long stay on any line counts."""
         position, now_s = main_position(), time.monotonic()
         if not position.is_waiting and not (self.on_gpu and self.entered):
             self._waiting = None
@@ -327,10 +325,8 @@ class Watch:
             self._end(cause, waited_s, tell=False)
 
     def _end(self, cause: str, waited_s: float, tell: bool = True) -> None:
-        """Print the cause and end this process, whose main thread would wait in C++ for ever.
-
-        tell: whether to tell the other ranks through the store.
-        """
+        """Print the cause and end this process, whose main thread would wait in C++ for ever. tell:
+        whether to tell the other ranks through the store."""
         at = main_position().text if self._asks_at is None else self._asks_at
         text = f"{cause}. Rank {self.rank} waited for {waited_s:.0f} s at {at}"
         print(f"shardweave: rank {self.rank} stops: {text}.", file=sys.stderr, flush=True)
@@ -351,10 +347,8 @@ class Watch:
 
     @contextmanager
     def asking(self, at: str) -> Iterator[None]:
-        """Within it the main thread asks the store, and only a silent store ends this rank.
-
-        at: describes where it waits, or waited before the requests.
-        """
+        """Context in which the main thread asks the store, so that only a silent store ends this
+        rank. at: describes where it waits, or waited before the requests."""
         self._asks_at = at
         try:
             yield
@@ -362,8 +356,8 @@ class Watch:
             self._asks_at = None
 
     def begin(self, program: int) -> None:
-        """Record that the program of the entered call begins to run, or its backward part.
-        program: its number, which is the same on all ranks."""
+        """Record that the entered call's program, or its backward part, begins to run. program: its
+        number, equal on all ranks."""
         is_first = self._begun != self.entered
         self._begun = self.started = self.entered
         self._add_to_trail(_PROGRAMS, program)
@@ -382,7 +376,7 @@ class Watch:
         self._trail[key] = hash((self._trail.get(key, 0), number))
 
     def explain(self, error: BaseException, frame: Any = None) -> LostRankError:
-        """Make the error for a broken connection, which names the rank at fault. Takes seconds."""
+        """Make the error for a broken connection, naming the rank at fault. Takes some seconds."""
         position = position_of(frame).text if frame is not None else main_position().text
         self.state = "cut off"
         with self.asking(position):
@@ -424,10 +418,11 @@ class Watch:
                 self._write()
 
     def meet(self, what: str, text: str, advice: str) -> None:
-        """Raises AgreementError on every rank unless all come here with the same text. Collective.
+        """Raises AgreementError on every rank unless all ranks come here with the same text.
+        Collective.
 
-        what: names the operation; raises too if ranks come with different ones. Unlike torch's
-        collectives, it does not hang if other ranks run a step instead.
+        what: names the operation; raises too if ranks come with different operations. Unlike
+        torch's collectives, it does not hang if other ranks run a step instead.
         """
         self._num_meetings += 1
         key = f"meet/{self._num_meetings}"

@@ -86,10 +86,8 @@ def stop() -> None:
 
 
 def enter(call: object) -> None:
-    """Record that a call of a step begins. call: a `StepCall`, whose str describes it.
-
-    Raises AgreementError if ranks have run different programs so far.
-    """
+    """Record that a call of a step begins. call: a `StepCall`, whose str describes it. Raises
+    AgreementError if ranks have run different programs so far."""
     watch = _Process.watch
     if watch is not None:
         if watch.problem:
@@ -107,7 +105,8 @@ def approach(call: object) -> None:
 
 
 def meet(what: str, text: str, advice: str = "let every rank do the same") -> None:
-    """Raises AgreementError on every rank unless all come here with the same text. Collective.
+    """Raises AgreementError on every rank unless all ranks come here with the same text.
+    Collective.
 
     what: names the operation. Under a watch it raises too if ranks are in different operations,
     such as a call of a step; without a watch their messages would be mixed up.
@@ -126,8 +125,8 @@ def _is_watched() -> bool:
 
 
 def asking() -> AbstractContextManager[None]:
-    """Within it the main thread makes requests to torch's store: if the store does not answer the
-    watch either, this rank ends as if it waited in a collective."""
+    """Context in which the main thread makes requests to torch's store: if the store does not
+    answer the watch either, this rank ends as if it waited in a collective."""
     watch = _Process.watch
     return nullcontext() if watch is None else watch.asking(main_position().text)
 
@@ -174,8 +173,8 @@ def _seconds(text: str | None) -> float:
         return float(text)
     except ValueError:
         raise ValueError(
-            f"{TIMEOUT} is {text!r}; give the seconds that a rank may wait for others, such as "
-            "60, or 0 for no limit."
+            f"{TIMEOUT} is {text!r}, expected the number of seconds that a rank waits for "
+            "others, such as 60, or 0 for no limit."
         ) from None
 
 

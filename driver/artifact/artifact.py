@@ -28,22 +28,22 @@ from shardweave.ir.mesh.mesh import Mesh
 MANIFEST, PROGRAM, PLAN, CONSTANTS = "manifest.json", "program.mlir", "plan.json", "constants/"
 """The members of an artifact; the last is a folder."""
 
-ANEW = "make it anew (shardweave compile, sw.precompile)"
+ANEW = "make a new artifact (shardweave compile, sw.precompile)"
 
 
 class ArtifactError(ValueError):
-    """A file is no artifact, or was made with another version, mesh, model or setting."""
+    """Raised if a file is no artifact, or was made with another version, mesh, model or setting."""
 
 
 def versions() -> dict[str, str]:
-    """Versions of the software that determines a step's results bit by bit, by name."""
+    """Versions, by name, of the software on which a step's exact results depend."""
     python = f"{platform.python_implementation()} {platform.python_version()}"
     return {"shardweave": __version__, "torch": version("torch"), "python": python}
 
 
 @dataclass(frozen=True, eq=False)
 class Artifact:
-    """A step that was compiled ahead. members: contents of the archive's files, by name."""
+    """A step that was compiled ahead. members: contents of each file in the archive, by name."""
 
     path: str
     manifest: Mapping[str, Any]
@@ -62,7 +62,7 @@ class Artifact:
 
     @staticmethod
     def read(path: str | Path) -> Artifact:
-        """Read a file. Raises ArtifactError if it is damaged, or other versions made it."""
+        """Read a file. ArtifactError if it is damaged, or was made with other versions."""
         try:
             content = Path(path).read_bytes()
         except OSError as error:
@@ -76,14 +76,14 @@ class Artifact:
                 is_whole = archive.comment.decode() == _digest(members)
             manifest = json.loads(members[MANIFEST]) if is_whole else {}
         except (BadZipFile, zlib.error, EOFError, KeyError, ValueError, RuntimeError) as error:
-            raise ArtifactError(f"'{path}' is no artifact, or is damaged; {ANEW}.") from error
+            raise ArtifactError(f"'{path}' is not an artifact, or is damaged; {ANEW}.") from error
         if not is_whole:
-            raise ArtifactError(f"'{path}' is damaged, or was edited; {ANEW}.")
+            raise ArtifactError(f"artifact '{path}' is damaged, or was edited; {ANEW}.")
         made, here = manifest["versions"], versions()
         for name in [name for name in here if made[name] != here[name]]:
             raise ArtifactError(
-                f"'{path}' was made with {name} {made[name]}, and this is {name} {here[name]}; "
-                f"{ANEW} with the versions that run it."
+                f"artifact '{path}' was made with {name} {made[name]}, but this process has "
+                f"{name} {here[name]}; {ANEW} with the versions that run it."
             )
         return Artifact(str(path), manifest, members)
 

@@ -35,7 +35,8 @@ _OF_A_CALL = re.compile(r" in evaluation mode$| on the meta device$|, frozen")
 
 
 def guards_of(request: Request, call: StepCall) -> dict[str, str]:
-    """Guards of the model, its settings, its code and the example call: text by description."""
+    """Texts of guards, by description: of the model, its settings, its code and the example
+    call."""
     model = request.model
     lines = [_OF_A_CALL.sub("", line) for line in describe_model(model).splitlines()]
     places = [match.groups() for match in map(_PLACE.fullmatch, lines) if match]

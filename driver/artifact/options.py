@@ -24,7 +24,7 @@ KEPT = (
 
 
 def options_to_store(options: CompileOptions) -> dict[str, tuple[str, Any]]:
-    """By name, the options to store: each as text, and its value if str or int (else None)."""
+    """Options to store, by name: each as text, and its value if it is a str or int (else None)."""
     return {name: _stored(name, getattr(options, name)) for name in (*PLANNED, *KEPT)}
 
 
@@ -40,10 +40,8 @@ def _stored(name: str, value: Any) -> tuple[str, Any]:
 
 
 def with_artifact(options: Options) -> Options:
-    """Read the artifact that the options name, and fill in the options that it was made with.
-
-    Raises ArtifactError for a given option that differs, and for a missing one that is required.
-    """
+    """Read the artifact that the options name, and fill in the options with which it was made.
+    Raises ArtifactError for a given option that differs, and for a missing one that is required."""
     given = options.artifact
     artifact = given if isinstance(given, Artifact) else Artifact.read(str(given))
     taken: dict[str, Any] = {}
@@ -57,13 +55,13 @@ def with_artifact(options: Options) -> Options:
             continue
         if own_text != _stored(name, getattr(empty, name))[0]:
             raise ArtifactError(
-                f"{name}={_value_in(own_text, name)} is asked for, and '{artifact.path}' was made "
-                f"with {name}={_value_in(text, name)}; leave {name} out, or {ANEW}."
+                f"{name}={_value_in(own_text, name)} is given, but artifact '{artifact.path}' "
+                f"was made with {name}={_value_in(text, name)}; leave {name} out, or {ANEW}."
             )
         if value is None:
             raise ArtifactError(
-                f"'{artifact.path}' was made with {name}={_value_in(text, name)}; give {name} as "
-                "it was given then."
+                f"artifact '{artifact.path}' was made with {name}={_value_in(text, name)}; give "
+                f"the same {name} here."
             )
         taken[name] = value
     return replace(options, **PLANNED, **taken, artifact=artifact)

@@ -21,10 +21,8 @@ def outputs_to_json(outputs: Outputs | None) -> Any:
 
 
 def outputs_from_json(stored: Any, homes: Sequence[str]) -> Outputs | None:
-    """Invert `outputs_to_json`. Raises ArtifactError for a class that no imported module defines.
-
-    homes: more modules to look in, for classes whose module has another name in this process.
-    """
+    """Inverse of `outputs_to_json`. ArtifactError for a class that no imported module defines.
+    homes: more modules to search, for classes whose module has another name in this process."""
     if stored is None:
         return None
     kinds = (_class_of(name, is_dataclass, homes) for name in stored["kinds"])

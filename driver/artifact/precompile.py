@@ -31,22 +31,24 @@ from shardweave.planners.plan.plan import Plan
 def precompile(request: Request) -> Lowered:
     """Compile a training step ahead, in one process and without the mesh's devices, into a file.
 
-    It takes the arguments of `compile`; the model may be on the meta device, and is left as it is.
-    `sw.compile(model, example, artifact=FILE)` then starts from the file on every rank with no
-    capture and no planning, and runs the same step to the last bit. What the file was made with is
-    not to be given again: plan, mesh, precision. A file of another version, mesh, model or setting
-    is refused.
+    It takes the arguments of `compile`; the model may be on the meta device, and does not change.
+    `sw.compile(model, example, artifact=FILE)` then starts from the file on every rank, without
+    capture and planning, and runs the same step to the last bit. Options with which the file was
+    made need not be given again: plan, mesh, precision. A file of another version, mesh, model or
+    setting is refused.
 
     artifact: the file to write. Others as in `compile`: args, kwargs, mesh, plan, cluster,
     sequence_parallel, zero, passes, program, backend, train, loss, only_loss, precision, backward,
-    batch, outputs, reduce_dtype, validate, validate_limit, prove, twin; those of a run have no
+    batch, outputs, reduce_dtype, validate, validate_limit, prove, twin. Options of a run have no
     effect: device, cuda_graph, seed, dynamic, max_programs, sync, weights, optimizers, timeout.
 
-    Returns what was written: its `program`, `plan` and `notes`. Raises ValueError as `compile`, and
-    ArtifactError for a model whose outputs cannot be written.
+    Returns the `program`, `plan` and `notes` that were written. Raises ValueError as `compile`
+    does, and ArtifactError for a model whose outputs cannot be written.
     """
     if not isinstance(request.artifact, str | Path):
-        raise ValueError('precompile writes a file; name it, as in artifact="step.artifact".')
+        raise ValueError(
+            'precompile needs the path of the file to write; give it, as artifact="step.artifact".'
+        )
     path, options = str(request.artifact), options_to_store(request)
     request = check_request(replace(request, artifact=None), is_ahead=True)
     call = example_call(request)
@@ -79,10 +81,8 @@ def precompile(request: Request) -> Lowered:
 
 
 def start_from(artifact: Artifact, request: Request, call: StepCall) -> Lowered:
-    """Return the artifact's program for a call, on every rank. Collective.
-
-    Raises ArtifactError on every rank if a guard of the artifact differs on any rank.
-    """
+    """Return the artifact's program for a call, on every rank. Collective. Raises ArtifactError on
+    every rank if a guard of the artifact differs on any rank."""
     start_s = perf_counter()
     check_guards(artifact, request, call)
     manifest, members = artifact.manifest, artifact.members

@@ -29,9 +29,9 @@ from shardweave.ir.program.staged import ops_of_parts
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The largest relative error that counts as equal, and the smallest divisor of an error.
+    """Bounds of a comparison: the largest relative error that counts as equal, and `floor`.
 
-    `floor` is a fraction of the norm of all gradients together.
+    An error is divided by at least `floor` times the norm of all gradients together.
     """
 
     bound: float
@@ -81,9 +81,9 @@ class Expected:
 class CheckResult:
     """Errors of a step against eager, and whether all are within `bound`.
 
-    `worst_parameter` has the largest gradient error. `at_floor` names the parameters whose
-    gradient is so small that its error is measured against `floor` (see the module's
-    docstring). `worst_buffer` is None for a model that has no buffer.
+    `worst_parameter` has the largest gradient error. `at_floor` names the parameters whose gradient
+    is so small that its error is relative to `floor` (see the module's docstring). `worst_buffer`
+    is None for a model without buffers.
     """
 
     bound: float
@@ -112,7 +112,9 @@ def tolerance_of(dtype: torch.dtype) -> Tolerance:
     """The tolerance for a dtype. Raises ValueError for one that has none."""
     if dtype not in TOLERANCES:
         known = ", ".join(str(known) for known in TOLERANCES)
-        raise ValueError(f"there is no error bound for {dtype}; check in one of {known}.")
+        raise ValueError(
+            f"dtype {dtype} has no error bound to check against; check in one of {known}."
+        )
     return TOLERANCES[dtype]
 
 
@@ -129,10 +131,10 @@ def check_steps(
 ) -> CheckResult:
     """Compare steps by the tolerance of `dtype`; if that fails, by a bound that fits the model.
 
-    A model that computes parts in float32 (norms, angles, losses) gets the bound of the coarsest
-    dtype in the program. A model that amplifies rounding gets a multiple of the error that eager
-    itself has when its inputs change in the last digit, up to float32's bound. moved: returns
-    eager's results on such inputs (`moved_steps`); called only if needed.
+    A model that computes parts in a less precise dtype than `dtype` (norms, angles, losses) gets
+    the bound of the coarsest dtype in the program. A model that amplifies rounding gets a multiple
+    of the error that eager itself has when its inputs change in the last digit, up to float32's
+    bound. moved: returns eager's results on such inputs (`moved_steps`); called only if needed.
     """
     result = compare_steps(actual, eager, dtype)
     coarsest = coarsest_dtype(program, dtype)
@@ -234,10 +236,8 @@ def compare_steps(
 
 
 def compare(actual: Expected, eager: Expected, dtype: torch.dtype) -> CheckResult:
-    """Compare a step's results, as global tensors, with eager's.
-
-    Raises ValueError if the step lacks a parameter of the model, or has one of another shape.
-    """
+    """Compare a step's results, as global tensors, with eager's. Raises ValueError if the step
+    lacks a parameter of the model, or has one of another shape."""
     tolerance = tolerance_of(dtype)
     everything = math.sqrt(sum(_norm(g) ** 2 for g in eager.gradients.values()))
     floor = tolerance.floor * everything
@@ -276,11 +276,11 @@ def relative_error(actual: float, expected: float) -> float:
 def _named(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
     tensor = tensors.get(name)
     if tensor is None:
-        raise ValueError(f"the step has no value for '{name}', which the model has.")
+        raise ValueError(f"the step returned no value for '{name}', which the model has.")
     if tensor.shape != like.shape:
         raise ValueError(
             f"'{name}' has shape {tuple(tensor.shape)} in the step, but {tuple(like.shape)} in "
-            "the model."
+            "the eager model."
         )
     return tensor
 

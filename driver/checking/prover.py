@@ -13,7 +13,7 @@ from shardweave.passes.prepare.block_experts import BlockExpertsPass
 
 
 class ProvedPassError(PassError):
-    """The program after a pass could not be proved equal to the program before the passes."""
+    """Raised if the program after a pass cannot be proved equal to the one before the passes."""
 
 
 class Prover(Observer):
@@ -39,6 +39,6 @@ class Prover(Observer):
             self.last = prove(program, against=self._goal)
         except ProofError as error:
             raise ProvedPassError(
-                f"pass '{pass_.name}' gives a program that is not proved to compute what the one "
-                f"before the passes does: {error}"
+                f"after pass '{pass_.name}', the program is not proved to compute what it "
+                f"computed before the passes: {error}"
             ) from error

@@ -41,10 +41,10 @@ def sample_values(
 ) -> dict[Key, Tensor]:
     """Draw a random global tensor for each argument of a program; returns them by kind and name.
 
-    Matrices are normal, scaled so that products keep their magnitude, vectors and buffers uniform
-    in 0.5 to 1.5. Integers are valid indices into what they index, or 0 and 1 if no index (masks,
-    whose rows begin with a 1, so that none is fully masked); some labels are the index to ignore.
-    inputs: tensors to use for inputs of these names instead.
+    Matrices are normal, scaled so that products keep their magnitude; vectors and buffers are
+    uniform in 0.5 to 1.5. Integers are valid indices for their use, or 0 and 1 if they index
+    nothing (masks, whose rows begin with a 1, so that no row is fully masked); some labels are the
+    index to ignore. inputs: tensors to use for inputs of these names instead.
     """
     generator = torch.Generator().manual_seed(seed)
     given = inputs or {}

@@ -56,7 +56,7 @@ class TooLargeError(ValueError):
 
 @dataclass(frozen=True)
 class Difference:
-    """A value with `num_different` of `size` elements different; index: of the first of these."""
+    """A value that differs in `num_different` of `size` elements. index: the first of these."""
 
     key: Key
     layer: str
@@ -83,8 +83,8 @@ _WORDS = {"output": "output", "grad": "gradient", "buffer": "buffer"}
 class Validator(Observer):
     """Validates each pass of a pipeline. `num_runs` counts the runs of programs.
 
-    inputs: tensors to use for the inputs of these names instead of random ones. limit: the work
-    (FLOPs of one run) above which TooLargeError is raised.
+    inputs: tensors to use for inputs of these names instead of random ones. limit: the FLOPs of one
+    run above which TooLargeError is raised.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class Validator(Observer):
         bad = [key for key, value in self._expected.items() if not value.isfinite().all()]
         if bad:
             raise ValueError(
-                f"{_WORDS[bad[0][0]]} '{bad[0][1]}' of the program before the passes is not "
-                "finite on random arguments, so that nothing can be compared; validate a program "
-                "that is finite on normal inputs."
+                f"{_WORDS[bad[0][0]]} '{bad[0][1]}' of the program before the passes is infinite "
+                "or NaN on random arguments, so that nothing can be compared; validate a program "
+                "that is finite on normally distributed inputs."
             )
         self._last = program.clone()
 
@@ -127,7 +127,9 @@ class Validator(Observer):
         try:
             actual = self._run(exact)
         except ValueError as error:
-            raise ValidationError(f"pass '{pass_.name}' broke the program: {error}") from error
+            raise ValidationError(
+                f"after pass '{pass_.name}', the program does not run: {error}"
+            ) from error
         differences = find_differences(program, self._expected, actual)
         if differences:
             more = f" ({len(differences) - 1} more values differ)" if len(differences) > 1 else ""
@@ -208,9 +210,9 @@ def _check_size(program: Program, limit: float) -> None:
     if work > limit:
         enough = 10 ** math.ceil(math.log10(work))
         raise TooLargeError(
-            f"validating the program takes {work:.2g} FLOPs for each run, more than the limit of "
-            f"{limit:.2g}; raise the limit (--validate-limit {enough:.0e}), "
-            "or validate the same passes on a smaller model of the same kind."
+            f"each run to validate the program takes {work:.2g} FLOPs, more than the limit of "
+            f"{limit:.2g}; raise the limit (--validate-limit {enough:.0e}), or validate the same "
+            "passes on a smaller model of the same kind."
         )
 
 
@@ -222,7 +224,7 @@ def _check_not_random(program: Program) -> None:
         ):
             raise ValueError(
                 f"{op.name} in layer '{layer_of(op)}' draws random numbers, so that two runs "
-                "cannot be compared; validate the program without it."
+                "cannot be compared; remove it from the model (dropout 0) to validate."
             )
 
 

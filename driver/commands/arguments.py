@@ -29,7 +29,7 @@ Commands = argparse._SubParsersAction  # the class has no public name
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
-    """The parser of each command, by its name. parser: of the whole command line."""
+    """Return the parser of each command, by name. parser: the parser of the whole command line."""
     (commands,) = (action for action in parser._actions if isinstance(action, Commands))
     return commands.choices
 
@@ -146,7 +146,8 @@ def add_update(command: argparse.ArgumentParser) -> None:
 
 
 def optimizer_state(options: argparse.Namespace) -> float | None:
-    """Bytes of optimizer state per byte of parameters; None: Adam's, in a plan's precision."""
+    """Return --optimizer, the bytes of optimizer state per byte of parameters. By default 0; None
+    with a plan, for Adam's states in the precision of the plan."""
     if options.optimizer is None:
         return None if options.plan else 0.0
     return options.optimizer
@@ -177,12 +178,12 @@ def add_time_limit(command: argparse.ArgumentParser, what: str) -> None:
 
 
 def positive(expected: str) -> Callable[[str], float]:
-    """A type of argument: a number above 0. expected: the words for it in the error."""
+    """Make an argument type for numbers above 0. expected: words for the type in the error."""
     return _number(expected, lambda value: value > 0)
 
 
 def not_negative(expected: str) -> Callable[[str], float]:
-    """A type of argument: a number, 0 or more. expected: the words for it in the error."""
+    """Make an argument type for numbers of 0 or more. expected: words for the type in the error."""
     return _number(expected, lambda value: value >= 0)
 
 
@@ -200,7 +201,7 @@ def _number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], flo
 
 
 def count(expected: str, least: int = 0) -> Callable[[str], int]:
-    """A type of argument: a whole number. expected: the words for it in the error."""
+    """Make an argument type for whole numbers from `least` on. expected: words for the error."""
 
     def number(text: str) -> int:
         is_number = text.isascii() and text.isdigit() and len(text) < 19
@@ -235,7 +236,7 @@ class PictureFile(OutputFile):
         super().check()
         if Path(self).suffix.lower() not in PICTURES:
             raise ValueError(
-                f"cannot draw '{self}': its name says no kind of picture; end it with one of "
+                f"cannot draw '{self}': its suffix is not a picture format; use one of "
                 f"{', '.join(PICTURES)}."
             )
         from shardweave.planners.simulate.timeline import new_figure

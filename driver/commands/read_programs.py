@@ -22,7 +22,7 @@ from shardweave.planners.cost.quantity import bytes_text
 
 
 def program_line(program: Program) -> str:
-    """One line: how many ops in which phases, and how much is trained."""
+    """Describe a program in one line: ops by phase, and the number of parameters trained."""
     phases = Counter(phase_of(op) for op in ops_of_parts(program))
     by_phase = ", ".join(f"{count} {phase}" for phase, count in phases.items())
     parameters = [slot.value for slot in program.arguments if slot.kind == "param"]
@@ -36,13 +36,13 @@ def program_line(program: Program) -> str:
 
 
 def read(path: str) -> Program:
-    """The program in a file, or on standard input. Raises ValueError for a model's name."""
+    """Read the program in a file, or on standard input. Raises ValueError for a model's name."""
     if path == "-":
         return Program.parse(sys.stdin.read(), "<stdin>")
     if ":" in path and not Path(path).exists():
         raise ValueError(
-            f"there is no file '{path}'; this command reads a program: if that is a model, write "
-            f"its program first, by `shardweave capture {path} -o step.mlir`."
+            f"there is no file '{path}', and this command reads a program; if '{path}' is a "
+            f"model, first write its program: `shardweave capture {path} -o step.mlir`."
         )
     return Program.load(path)
 
@@ -64,7 +64,7 @@ def read_or_capture(name: str, dtype: str = "float32") -> Program:
 
 
 def note_what_is_simulated(cluster: str, *programs: Program) -> None:
-    """Print a note for each program that is not cut for its devices and is simulated whole."""
+    """Print a note for each program that is simulated whole, as it is not partitioned."""
     several = find_cluster(cluster).num_devices > 1
     for text in dict.fromkeys(_run_whole(program, several) for program in programs):
         if text:

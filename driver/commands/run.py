@@ -57,7 +57,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run_command(options: argparse.Namespace) -> int:
-    """Run a model's training step, sharded, on one process per device."""
+    """Start a process for each device; in a process started so, or by torchrun, run the step."""
     run = RunOptions.of(options)
     num_processes = run.mesh.num_devices if run.compiled.has_processes else 1
     # One process that is to be stopped in time needs another one that does it.

@@ -29,7 +29,8 @@ def strategy(device: torch.device | str | None = None, **options: Any) -> Any:
     from lightning.pytorch.strategies import SingleDeviceStrategy
 
     class ShardedStrategy(_Sharded, SingleDeviceStrategy):
-        """Strategy of a single device, from Lightning's view; the device is a rank of the mesh."""
+        """A strategy that Lightning takes for a single device's; its device is a rank of the
+        mesh."""
 
     chosen = world.local_device(world.world_size()) if device is None else torch.device(device)
     made = ShardedStrategy(device=world.with_index(chosen), **options)  # pyright: ignore[reportCallIssue]

@@ -50,11 +50,13 @@ class GPTConfig:
             )
         if self.experts and self.choices > self.experts:
             raise ValueError(
-                f"gpt: a token cannot choose choices={self.choices} of experts={self.experts}; "
-                "use fewer choices, or more experts."
+                f"gpt: choices={self.choices} experts for each token are more than "
+                f"experts={self.experts}; use fewer choices, or more experts."
             )
         if self.capacity and not self.experts:
-            raise ValueError(f"gpt: capacity={self.capacity:g} is of experts; give experts=.. too.")
+            raise ValueError(
+                f"gpt: capacity={self.capacity:g} applies to experts only; give experts=.. too."
+            )
 
     @property
     def ffn_size(self) -> int:

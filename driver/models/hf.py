@@ -130,16 +130,16 @@ def _configured(
 
 
 def head_of_type(model_type: str) -> Head:
-    """Return the first task of HEADS that the type has a model class for; ValueError if none."""
+    """Return the first task in HEADS for which the type has a model class; ValueError if none."""
     for head in HEADS:
         if model_type in _table(head):
             return head
     known = types_with_head()
     meant = did_you_mean(model_type, known, 3)
     raise ValueError(
-        f"hf: no model type '{model_type}' with a training head; "
-        f"{meant or 'name one as Hugging Face does, such as bert, gpt2, llama, t5 or vit. '}"
-        f"There are {len(known)}."
+        f"hf: model type '{model_type}' is unknown or has no training head; "
+        f"{meant or 'use a name of Hugging Face, such as bert, gpt2, llama, t5 or vit. '}There "
+        f"are {len(known)}."
     )
 
 
@@ -193,9 +193,9 @@ def _split_options(
     unknown = sorted(set(options) - known - sizes - EXPERT_OPTIONS)
     if unknown:
         raise ValueError(
-            f"hf:{model_type} has no field {', '.join(unknown)}; its fields are "
-            f"{', '.join(sorted(known))}, for the inputs {', '.join(sorted(sizes))}, "
-            f"and for experts {', '.join(sorted(EXPERT_OPTIONS))}."
+            f"hf:{model_type} has no option {', '.join(unknown)}; its options are the config's "
+            f"fields {', '.join(sorted(known))}, for the inputs {', '.join(sorted(sizes))}, and "
+            f"for experts {', '.join(sorted(EXPERT_OPTIONS))}."
         )
     size_options = {key: value for key, value in options.items() if key in sizes}
     for key, value in size_options.items():
@@ -215,7 +215,9 @@ def _expert_options(
     if type(groups) is not int or groups < 1:
         raise ValueError(f"hf:{model_type}: groups={groups} is not a positive integer.")
     if capacity is None and "groups" in options:
-        raise ValueError(f"hf:{model_type}: groups={groups} has no effect without a capacity.")
+        raise ValueError(
+            f"hf:{model_type}: groups={groups} has no effect without a capacity; give both."
+        )
     return (None if capacity is None else float(capacity)), groups
 
 
@@ -287,12 +289,9 @@ def _without_none(fields: Fields) -> Fields:
 def _token_ids_in_range(
     fields: Mapping[str, Any], defaults: Mapping[str, Any], given: set[str]
 ) -> Fields:
-    """Move the ids of special tokens that exceed the vocabulary into it.
-
-    End-of-text tokens are dropped (training does not use them); others, such as padding and the
-    decoder's start, are needed by some models and become token 0. Sub-configs are returned with
-    all their fields.
-    """
+    """Move the ids of special tokens that exceed the vocabulary into it. End-of-text tokens are
+    dropped (training does not use them); others, such as padding and the decoder's start, are
+    needed by some models and become token 0. Sub-configs are returned with all their fields."""
     decided: Fields = {}
     for name, value in fields.items():
         part = defaults.get(name)
@@ -327,8 +326,8 @@ def _input_size(
         image_size = image_size[0]  # the two sides of a square
     if not isinstance(image_size, int):
         raise ValueError(
-            f"hf:{config.model_type}: images of image_size={image_size} are not supported; "
-            f"give one integer, image_size=..."
+            f"hf:{config.model_type}: the config's image_size is {image_size}, but only square "
+            "images are supported; set one integer, as image_size=224."
         )
     return InputSize(options.get("batch", DEFAULT_BATCH), seq, image_size, dtype), notes
 

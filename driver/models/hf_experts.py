@@ -30,7 +30,7 @@ def choose_experts(
     is_normed = any(getattr(part, "has_post_expert_norm", False) for part in parts.values())
     if capacity is not None and (is_normed or not parts):
         why = "its experts' outputs are normalised" if parts else "the model has no such experts"
-        raise ValueError(f"capacity={capacity:g} has no effect: {why}; leave it out.")
+        raise ValueError(f"capacity={capacity:g} has no effect, since {why}; leave it out.")
     if not parts:
         return []
     form = next(iter(parts.values())).config._experts_implementation
@@ -43,18 +43,20 @@ def choose_experts(
 
 
 def check_given_experts(module: nn.Module, capacity: float | None) -> None:
-    """Check the implementation of experts that a user chose. Raises ValueError if it loops over
-    each expert's tokens, which cannot be captured, or if a capacity is given: only ours has one.
-    """
+    """Check a user's choice of experts_implementation. Raises ValueError if it loops over each
+    expert's tokens, which cannot be captured, or if a capacity is given, which only our own
+    implementation has."""
     if capacity is not None:
         why = "experts_implementation is given"
-        raise ValueError(f"capacity={capacity:g} has no effect: {why}; leave one of them out.")
+        raise ValueError(
+            f"capacity={capacity:g} has no effect, since {why}; leave one of the two out."
+        )
     for name, part in _experts_of(module):
         if getattr(part.config, "_experts_implementation", None) == "eager":
             raise ValueError(
-                f"module '{name}' ({type(part).__name__}) runs its experts in a loop that depends "
-                "on the data and cannot be captured; leave experts_implementation out, or set it "
-                'to batched_mm (in Python: experts_implementation="batched_mm").'
+                f"module '{name}' ({type(part).__name__}) runs its experts in a Python loop that "
+                "depends on the data and cannot be captured; leave experts_implementation out, "
+                'or set experts_implementation="batched_mm".'
             )
 
 

@@ -23,7 +23,8 @@ SOUND, OBJECTS = "audio classification", "object detection"
 
 @dataclass(frozen=True)
 class InputSize:
-    """Batch, tokens of a sequence, pixels along a side of an image, and the dtype of pixels."""
+    """Sizes of a batch: samples, tokens of a sequence, pixels along an image's side; and its
+    dtype."""
 
     batch: int
     seq: int
@@ -113,7 +114,7 @@ def _detection_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Te
 def detection_loss(
     logits: Tensor, labels: Tensor, device: object, boxes: Tensor, *_: Any, **__: Any
 ) -> tuple[Tensor, dict[str, Tensor], None]:
-    """Cross entropy of classes and L1 of boxes, where query k is to find object k.
+    """Cross entropy of classes and L1 loss of boxes, where query k has to find object k.
 
     Shapes: logits batch x queries x classes, boxes .. x 4, labels .. x 5, a class and a box.
     """

@@ -164,9 +164,7 @@ _BY_TYPE: dict[str, dict[str, Any]] = {
 
 def tiny_fields(defaults: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
     """Choose small values for the sizes among a config's fields; sub-configs as nested dicts.
-
-    renamed: common names of fields, each with the name under which this model type stores it.
-    """
+    renamed: common names of fields, each with the name under which this model type stores it."""
     by_type = _BY_TYPE.get(str(defaults.get("model_type")), {})
     if isinstance(defaults.get("depths"), list):
         # In stages, whose widths depend on one another: one block in each.

@@ -42,7 +42,7 @@ class Experts:
 
 
 def every_expert(x: Tensor, chosen: Tensor, weights: Tensor, experts: Experts) -> Tensor:
-    """The weighted sum of each token's chosen experts, every expert computing every token.
+    """Compute the weighted sum of each token's chosen experts; every expert computes every token.
 
     Shapes: x tokens x hidden, chosen (int64 in [0, E)) and weights tokens x k -> tokens x hidden.
     """
@@ -57,10 +57,11 @@ def every_expert(x: Tensor, chosen: Tensor, weights: Tensor, experts: Experts) -
 
 
 def slots_of(tokens: int, choices: int, count: int, capacity: float) -> int:
-    """Slots of each of `count` experts for a group of `tokens`, each choosing `choices` experts.
+    """Slots of each of `count` experts for a group of `tokens`, which each choose `choices`
+    experts.
 
-    capacity: factor relative to balanced routing. Never more slots than tokens, since a token
-    chooses an expert at most once; so a capacity of `count / choices` drops none.
+    capacity: factor relative to balanced routing. There are at most as many slots as tokens, since
+    a token chooses an expert at most once; so a capacity of `count / choices` drops none.
     """
     return min(tokens, math.ceil(capacity * tokens * choices / count))
 
@@ -77,7 +78,7 @@ def experts_with_capacity(
     (tokens, hidden), choices, count = x.shape, chosen.shape[1], experts.up.shape[0]
     if tokens % groups:
         raise ValueError(
-            f"{tokens} tokens do not divide into {groups} groups of equal length; choose another "
+            f"{tokens} tokens do not divide into {groups} groups of equal size; use another "
             "number of groups, such as the number of sequences."
         )
     size = tokens // groups
@@ -99,10 +100,8 @@ def experts_with_capacity(
 
 
 def dropped_choices(module: nn.Module) -> tuple[int, int] | None:
-    """Count the choices of experts that a model dropped in its last step, and all its choices.
-
-    None for a model without experts that have a capacity. Collective on a mesh.
-    """
+    """Count the choices of experts that a model dropped in its last step, and all its choices. None
+    for a model without experts that have a capacity. Collective on a mesh."""
     counts = [
         (buffer.full_tensor() if isinstance(buffer, DTensor) else buffer).tolist()
         for name, buffer in module.named_buffers()

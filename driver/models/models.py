@@ -92,7 +92,8 @@ def example_to_trace(spec: str, *, dtype: torch.dtype = torch.float32, seed: int
 
 
 def announce(spec: str, dtype: torch.dtype) -> None:
-    """Say on standard error how large a slow model is. Raises ValueError as `size_of` does."""
+    """Say on standard error how large a model is that takes long to make. ValueError as
+    `size_of`."""
     size = size_of(spec, dtype)
     if size is not None and size.parameters >= LARGE:
         gib = size.parameters * dtype.itemsize / 2**30
@@ -105,11 +106,9 @@ def announce(spec: str, dtype: torch.dtype) -> None:
 
 
 def size_of(spec: str, dtype: torch.dtype, *, is_held: bool = True) -> ModelSize | None:
-    """The size of the model that `spec` names; None for a factory's, which is not called.
-
-    is_held: as for `check_size`. Raises ValueError as `build_example` does, and for a model that is
-    too large for this machine.
-    """
+    """The size of the model that `spec` names; None for a factory's, which is not called. is_held:
+    as for `check_size`. Raises ValueError as `build_example` does, and for a model that is too
+    large for this machine."""
     scheme, _, rest = spec.partition(":")
     if scheme in FAMILIES:
         config_class, build = FAMILIES[scheme]
@@ -131,7 +130,7 @@ def _smaller(spec: str) -> str:
 
 
 def parse_options(text: str) -> dict[str, Option]:
-    """Read `key=value,...`: integers, floats, true, false, none, or else text."""
+    """Parse `key=value,...`; values are integers, floats, true, false, none, or else text."""
     options: dict[str, Option] = {}
     for item in filter(None, text.split(",")):
         key, equals, value = (part.strip() for part in item.partition("="))
@@ -203,11 +202,11 @@ def read_config(name: str, config_class: type[Any], options: Mapping[str, Option
         if type(value) is not types[key]:
             kinds = {int: "an integer", bool: "true or false", float: "a number"}
             expected = kinds[types[key]]
-            raise ValueError(f"{name}: {key}={value} should be {expected}.")
+            raise ValueError(f"{name}: {key}={value} must be {expected}.")
         check_option(name, key, value)
         # Zero stands for "not given" where it is the default.
         if type(value) is int and value < (0 if defaults[key] == 0 else 1):
-            raise ValueError(f"{name}: {key}={value} should be positive.")
+            raise ValueError(f"{name}: {key}={value} must be positive.")
     return config_class(**options)
 
 
@@ -220,7 +219,7 @@ def _hf_example(text: str, dtype: torch.dtype) -> Example:
 def _hf_options(text: str) -> tuple[str, dict[str, Option]]:
     model_type, _, words = text.partition(":")
     if not model_type:
-        raise ValueError("hf: names no model type; write hf:TYPE, for example hf:gpt2.")
+        raise ValueError("hf: is given without a model type; write hf:TYPE, for example hf:gpt2.")
     options = parse_options(words)
     for key, value in options.items():
         check_option(f"hf:{model_type}", key, value)
@@ -281,8 +280,8 @@ def _by_name(where: str, module: Any, batch: Any) -> Any:
         ) from None
     if any(signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL for name in given):
         raise ValueError(
-            f"{where} returned its inputs by position, but the model's forward takes {names}; give "
-            "them as a dict, by the names of forward's arguments."
+            f"{where} returned its inputs by position, but the model's forward takes {names}; "
+            "return them as a dict by argument name."
         )
     return given
 

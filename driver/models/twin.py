@@ -29,7 +29,7 @@ GOALS = dict.fromkeys((*FFN, *SEQ), 16) | dict.fromkeys(("vocab", "vocab_size"),
 
 
 def twin_spec(spec: str, parts: int) -> str:
-    """Make the small model's spec; `parts` divides its sizes. ValueError if there are no sizes."""
+    """Make a smaller model's spec, whose sizes `parts` divides. ValueError without sizes."""
     scheme, _, rest = spec.partition(":")
     head, options, sizes = scheme, rest, {}
     if scheme == "hf":
@@ -40,7 +40,8 @@ def twin_spec(spec: str, parts: int) -> str:
         sizes = {f.name: f.default for f in dataclasses.fields(FAMILIES[scheme][0])}
     else:
         raise ValueError(
-            f"model '{spec}' has no sizes to shrink; validate with a factory of a smaller one."
+            f"model '{spec}' has no sizes that validation could shrink; validate with a factory "
+            "that makes a smaller model."
         )
     given = parse_options(options)
     small = shrunk({**sizes, **given}, parts)
@@ -49,7 +50,7 @@ def twin_spec(spec: str, parts: int) -> str:
 
 
 def shrunk(sizes: dict[str, Any], parts: int) -> dict[str, Option]:
-    """Shrink the sizes among a config's fields; returns the shrunk ones."""
+    """Return those sizes among a config's fields that can shrink, with their smaller values."""
     small: dict[str, Option] = {}
     heads = next((sizes[key] for key in HEADS if _is_size(sizes.get(key))), 1)
     for key, value in sizes.items():

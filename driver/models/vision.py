@@ -217,7 +217,7 @@ class CNNConfig:
         """Check that the depth is one that ResNets of basic blocks have."""
         if self.depth not in BLOCKS_BY_DEPTH:
             raise ValueError(
-                f"cnn: depth={self.depth} is not known; use one of {list(BLOCKS_BY_DEPTH)}."
+                f"cnn: depth={self.depth} is unknown; use one of {list(BLOCKS_BY_DEPTH)}."
             )
 
 

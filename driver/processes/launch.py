@@ -39,7 +39,7 @@ _SIGKILL = 9  # which Windows does not have
 
 
 class WorkerError(RuntimeError):
-    """A process died, or the time limit passed. `tail`: last lines of the process's output."""
+    """Raised if a process died, or the time limit passed. `tail`: its last lines of output."""
 
     def __init__(self, message: str, tail: str = "") -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class WorkerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Worker:
-    """A started process; `log` is where its output goes (None: to ours)."""
+    """A started process. log: the file of its output; None: it writes to this process's output."""
 
     rank: int
     process: subprocess.Popen[bytes]
@@ -69,9 +69,9 @@ def launch(
     most = max(LEAST_PROCESSES, PROCESSES_PER_CORE * num_cores())
     if num_processes > most:
         raise ValueError(
-            f"{num_processes:,} processes are too many for this machine, which starts {most} at "
-            "most; give a smaller mesh, start them on several machines by torchrun, or run all "
-            "ranks in one process (--backend reference)."
+            f"{num_processes:,} processes are more than the {most} that this machine can start; "
+            "give a smaller mesh, start them on several machines with torchrun, or run all ranks "
+            "in one process (--backend reference)."
         )
     sys.stdout.flush()  # what we said comes before what rank 0 says
     with tempfile.TemporaryDirectory(prefix="shardweave-") as folder, terminated_as_exit():
@@ -85,7 +85,7 @@ def launch(
 
 
 def is_worker() -> bool:
-    """Whether torchrun, or `launch`, started this process as one of several ranks."""
+    """Whether this process is one of several ranks that torchrun, or `launch`, started."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -95,15 +95,13 @@ def is_launched() -> bool:
 
 
 def store_file() -> Path | None:
-    """The file through which processes started by `launch` find each other; else None."""
+    """The file by which processes that `launch` started find each other; else None."""
     return Path(os.environ[FOLDER], "store") if is_launched() else None
 
 
 def report_failure(error: BaseException, *, is_plain: bool) -> None:
-    """In a process started by `launch`: tell the launcher why this rank is about to end.
-
-    is_plain: the message says all that a user needs, such as what is wrong with the input.
-    """
+    """Tell the launcher why this rank is about to end, if `launch` started it. is_plain: whether
+    the message alone tells a user what is wrong, as with bad input."""
     path = _report_path(Path(os.environ[FOLDER]), int(os.environ["RANK"]))
     record = {
         "time_s": time.time(),
@@ -115,10 +113,8 @@ def report_failure(error: BaseException, *, is_plain: bool) -> None:
 
 
 def end_after(time_limit_s: float) -> None:
-    """End this process, started by torchrun, after a time limit; torchrun then ends the others.
-
-    A thread does it, since the process may be waiting in a collective.
-    """
+    """End this process, started by torchrun, after a time limit; torchrun then ends the others. A
+    thread does it, since the process may be waiting in a collective."""
 
     def end() -> None:
         print(
@@ -134,11 +130,9 @@ def end_after(time_limit_s: float) -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process at once, without the interpreter's own way of ending.
-
-    In a rank, threads of gloo may still be giving back tensors, for which they need the
-    interpreter; if it is ending, they abort the process.
-    """
+    """End this process at once, without shutting down the interpreter. In a rank, threads of gloo
+    may still be giving back tensors, for which they need the interpreter; if it is ending, they
+    abort the process."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -221,13 +215,13 @@ def _wait(workers: Sequence[Worker], time_limit_s: float | None) -> None:
             last = workers[running[-1]]
             if len(workers) == 1:
                 raise WorkerError(
-                    f"the run was not done after the time limit of {time_limit_s:g} s, and was "
+                    f"the run did not end within the time limit of {time_limit_s:g} s, and was "
                     "stopped; give a longer time limit."
                 )
             raise WorkerError(
                 f"ranks {running} of {len(workers)} were still running after the time limit of "
-                f"{time_limit_s:g} s; all ranks were stopped. Give a longer time limit, or see "
-                f"what rank {last.rank} said last.",
+                f"{time_limit_s:g} s, so that all ranks were stopped. Give a longer time limit, "
+                f"or read the last output of rank {last.rank}.",
                 _tail_of_log(last),
             )
         time.sleep(POLL_S)

@@ -33,8 +33,8 @@ LINGER_S = 3.0
 
 @dataclass(frozen=True)
 class Start:
-    """A rendezvous to make. where: the common store, in words; host, port: its address; file: the
-    store, if it is a file; timeout_s: how long to wait for other ranks."""
+    """A rendezvous of processes. where: the common store, in words; host, port: its address; file:
+    the store, if it is a file; timeout_s: how long to wait for other ranks."""
 
     rank: int
     size: int
@@ -83,7 +83,7 @@ def _start(file: Path | None, timeout_s: float) -> Start:
     waited_s = timeout_s if timeout_s > 0 else default_pg_timeout.total_seconds()
     rank, size = _number("RANK", 2**31), _number("WORLD_SIZE", 2**31)
     if rank >= size:
-        raise ValueError(f"RANK={rank} is not below WORLD_SIZE={size}; number ranks from 0.")
+        raise ValueError(f"RANK={rank} is not below WORLD_SIZE={size}; number the ranks from 0 on.")
     if file is not None:
         return Start(rank, size, f"'{file}'", waited_s, file=file)
     host, port = os.environ.get("MASTER_ADDR", ""), _number("MASTER_PORT", 2**16)
@@ -97,7 +97,7 @@ def _number(name: str, limit: int) -> int:
     text = os.environ.get(name, "")
     if not (text.isdecimal() and int(text) < limit):
         raise ValueError(
-            f"{name} is {text!r}, not a number below {limit}; set it, or use torchrun."
+            f"{name} is {text!r}, expected a whole number below {limit}; set it, or use torchrun."
         )
     return int(text)
 
@@ -120,9 +120,9 @@ def _connected(start: Start) -> Store:
     except RuntimeError as error:
         if is_keeper:
             raise LostRankError(
-                f"rank 0 cannot listen at {start.where}: {first_line(error)}. Check that no other "
-                "program has the port, and that the address is one of this machine's; or set "
-                "another MASTER_PORT on every rank."
+                f"rank 0 cannot listen at {start.where}: {first_line(error)}. Check that no "
+                "other program uses the port and that the address belongs to this machine; or "
+                "set another MASTER_PORT on every rank."
             ) from error
         raise LostRankError(f"{_no_keeper(start)} ({first_line(error)}).") from error
 

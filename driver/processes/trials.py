@@ -24,7 +24,7 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "killed by SIGKILL", "Can
 
 @dataclass(frozen=True)
 class LocalTrials:
-    """Trains a model, named as in `shardweave run MODEL`, on processes of this machine.
+    """Trains a model, given as for `shardweave run MODEL`, on processes of this machine.
 
     command: the command line that starts Python; tests replace it.
     """
@@ -35,11 +35,9 @@ class LocalTrials:
     command: Sequence[str] = (sys.executable, "-m", "shardweave")
 
     def __call__(self, plan: Plan, limits: Limits) -> Outcome:
-        """Train by a plan within limits; failures are returned as outcomes, not raised.
-
-        The processes form a group of their own, which is ended at the time limit, or when this
-        process is terminated. If this process is killed, they end soon after the time limit.
-        """
+        """Train by a plan within limits; failures are returned as outcomes, not raised. The
+        processes form a group of their own, which is ended at the time limit, or when this process
+        is terminated. If this process is killed, they end soon after the time limit."""
         with tempfile.TemporaryDirectory(prefix="shardweave-trial-") as folder:
             report, log = Path(folder, "report.json"), Path(folder, "log")
             plan.save(Path(folder, "plan.json"))
@@ -68,7 +66,8 @@ class LocalTrials:
 def host_of(
     model: str | None, *, dtype: str = "float32", tell: Callable[[str], None] | None = None
 ) -> Host:
-    """This machine's services for a planner. model: as in `shardweave run`; None: no trials."""
+    """Make a planner's services: trial runs of a model on this machine, and `tell`, which gets a
+    line after every trial. model: a spec as for `shardweave run`; None: no trial runs."""
     return Host(LocalTrials(model, dtype) if model else None, tell)
 
 

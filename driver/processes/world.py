@@ -42,10 +42,8 @@ def rank() -> int:
 
 
 def local_device(num_processes: int) -> torch.device:
-    """This rank's device: a GPU of its own where this machine has enough of them, else the CPU.
-
-    num_processes: how many ranks run in all; torchrun says how many of them run here.
-    """
+    """This rank's device: its own GPU if this machine has enough, else the CPU. num_processes:
+    number of all ranks; torchrun says how many of them run here."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
     if not torch.cuda.is_available() or torch.cuda.device_count() < here:
         return torch.device("cpu")
@@ -53,7 +51,7 @@ def local_device(num_processes: int) -> torch.device:
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Give a `cuda` device without an index that of this rank on this machine."""
+    """Give a `cuda` device without an index the index of this rank on this machine."""
     if device.type != "cuda" or device.index is not None:
         return device
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
@@ -95,10 +93,8 @@ def _settle_at_exit() -> None:
 
 def from_rank_0(make: Callable[[], T]) -> T:
     """Return on every rank the result of `make` on rank 0. Collective, if there are several ranks.
-
     The value must be one that pickle takes. A ValueError on rank 0 is raised on every rank; another
-    exception goes on there, and is a RankZeroError on the others, which would wait for it.
-    """
+    exception goes on there, and is a RankZeroError on the others, which would wait for it."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return make()
     made: list[Any] = [None, None]
@@ -126,7 +122,7 @@ def _told(error: Exception) -> RankZeroError:
 
 
 def leave() -> None:
-    """Close torch.distributed, if it is open: ranks that just exit make others complain."""
+    """Close torch.distributed, if it is open: other ranks complain about a rank that just exits."""
     if dist.is_initialized():
         watchdog.stop()
         dist.destroy_process_group()

@@ -57,10 +57,9 @@ PENALTIES = tuple(10.0**power for power in range(-4, 2))
 
 @dataclass(frozen=True)
 class Calibration:
-    """Result of a fit. cluster: the fitted one. factors: by knob. before, after: mean absolute
+    """Result of a fit. cluster: the fitted cluster. factors: by knob. before, after: mean absolute
     error over the runs, before and after the fit. left_out: mean error of each run under a fit to
-    the other runs. unmoved: knobs that no run depends on.
-    """
+    the other runs. unmoved: knobs that no run depends on."""
 
     cluster: Cluster
     factors: Mapping[str, float]
@@ -73,16 +72,13 @@ class Calibration:
 
 
 def calibrate(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) -> Calibration:
-    """Fit a cluster's numbers to runs with a measured step.
-
-    Time: `ROUNDS` times a prediction of each run for each knob and one more. Raises ValueError for
-    fewer than three such runs.
-    """
+    """Fit a cluster's numbers to runs with a measured step. Time: `ROUNDS` times a prediction of
+    each run for each knob and one more. Raises ValueError for fewer than three such runs."""
     timed = [run for run in runs if run.step_s > 0]
     if len(timed) < 3:
         raise ValueError(
-            f"{counted(len(timed), 'run')} with a measured step (step_ms): the numbers would "
-            "follow noise alone; give three runs or more, better of several sizes and degrees."
+            f"only {counted(len(timed), 'run')} with a measured step time (step_ms), too few to "
+            "fit a cluster's numbers; give three runs or more, of different sizes and degrees."
         )
     names = list(KNOBS)
     logs: Floats = np.zeros(len(names))
@@ -116,10 +112,8 @@ def calibrate(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) -> C
 def _linearised(
     cluster: Cluster, runs: Sequence[Run], predict: Predict[Run], logs: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the runs' errors at the current factors, and their slopes: runs x knobs.
-
-    Run by run, so that its program is made once.
-    """
+    """Return the runs' errors at the current factors, and their slopes: runs x knobs. Run by run,
+    so that its program is made once."""
     names = list(KNOBS)
     here = dict(zip(names, np.exp(logs).tolist(), strict=True))
     clusters = [_named(scaled(cluster, here), "here")]

@@ -26,11 +26,8 @@ from shardweave.planners.plan.plan_parts import PlanError
 
 def profiled_programs(program: Program, num_processes: int) -> list[Program]:
     """Local programs for the partitions that `auto` considers on `num_processes` devices of one
-    node, with a few blocks of a deep model; partitions that fail are left out.
-
-    Plans with stages or recomputation run the same ops. A program without a batch is returned
-    itself.
-    """
+    node, with a few blocks of a deep model; partitions that fail are left out. Plans with stages or
+    recomputation run the same ops. A program without a batch is returned itself."""
     try:
         batch = batch_of(program)
     except PlanError:
@@ -72,8 +69,8 @@ def profile_machine(
     on_node = per_node or (1 if launcher else num_processes)
     if num_processes < 1 or num_processes % on_node:
         raise ValueError(
-            f"{num_processes} processes do not make nodes of {on_node}; give a number of "
-            "processes that it divides."
+            f"{num_processes} processes do not divide into nodes of {on_node} processes; give a "
+            f"multiple of {on_node}."
         )
     if num_processes > num_cores():
         note(_shared_cores(num_processes, launcher))
@@ -127,7 +124,7 @@ def _prefixed(command: Sequence[str], launcher: str | None) -> list[str]:
 
 
 def cluster_of(measured: dict[str, Any], name: str, num_processes: int, per_node: int) -> Cluster:
-    """The cluster that measurements (`profile_worker.measure`) describe."""
+    """Make the cluster that measurements (`profile_worker.measure`) describe."""
     num_nodes = num_processes // per_node
     device = _device_of(measured, num_processes)
     collectives = [

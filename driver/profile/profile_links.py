@@ -107,9 +107,7 @@ def measure_start(group: dist.ProcessGroup) -> tuple[float, float]:
 
 def measure_message() -> tuple[float, float]:
     """Measure the work at each end of a message between two ranks: seconds, and bytes per second.
-
-    It is processor time of the thread that computes, without its waits. Collective.
-    """
+    It is processor time of the thread that computes, without its waits. Collective."""
     sizes = (2**10, 2**17)
     times = [_end_s(torch.ones(size // 4)) for size in sizes]
     per_byte = max(0.0, times[1] - times[0]) / (sizes[1] - sizes[0])

@@ -61,7 +61,7 @@ def median_s(call: Call, seconds: float = SECONDS) -> float:
 
 
 def measure_ops() -> dict[str, Points]:
-    """Measure ops: curves (work, seconds) by name, as in `DeviceType.op_times`. Collective."""
+    """Measure ops: by name, a curve of (work, seconds), as in `DeviceType.op_times`. Collective."""
     points: dict[str, Points] = {}
     for name, flops, args in _arithmetic():
         call = partial(overload_named(name), *args)
@@ -77,7 +77,7 @@ def measure_ops() -> dict[str, Points]:
 
 
 def measure_peaks(float32: float) -> dict[str, float]:
-    """Measure FLOP/s by dtype, relative to `float32`'s by one matrix product each. Collective."""
+    """Measure FLOP/s by dtype: `float32` times a ratio from one matrix product each. Collective."""
     reference_s = median_s(_product(torch.float32))
     peaks = {"float32": float32}
     for name in DTYPES:
@@ -148,11 +148,11 @@ def _elementwise(elements: int) -> Iterator[tuple[str, Sequence[Any]]]:
 
 
 def measure_program(program: Program, seconds: float) -> dict[str, list[float]]:
-    """Seconds of each op by signature, in rounds for about `seconds`. Collective.
+    """Measure the seconds of each op by signature, in rounds for about `seconds`. Collective.
 
-    The program, or each function of its stages, runs as on a rank, with numbers made up;
-    collectives and messages give the right shapes and move nothing. What freeing memory takes is
-    part of the op after which it is freed.
+    The program, or each function of its stages, runs as on a rank, on random numbers; collectives
+    and messages give the right shapes and move nothing. The time to free memory counts to the op
+    after which it is freed.
     """
     times: dict[str, list[float]] = {}
     parts = [(part, last_uses(part)) for part in parts_of(program)]

@@ -20,7 +20,7 @@ NETWORK_NICE = -5
 
 
 def pin(rank: int) -> None:
-    """Keep this process, and the threads that it will start, on one of the cores it may use."""
+    """Keep this process, and threads that it starts later, on one of the cores that it may use."""
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
@@ -28,7 +28,7 @@ def pin(rank: int) -> None:
 
 @contextmanager
 def awake() -> Iterator[None]:
-    """Meanwhile keep this core awake by a process of idle priority: cores that slept are slower."""
+    """Context that keeps this core awake by an idle process: cores that slept are slower."""
     if not hasattr(os, "SCHED_IDLE"):
         yield
         return

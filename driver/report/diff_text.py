@@ -118,7 +118,7 @@ def _change_lines(change: Change) -> Iterable[Text]:
 
 @dataclass(frozen=True)
 class Number:
-    """A number of both programs. unit: "", "bytes", "flops" or "s". None: a program has none."""
+    """A number of each program, None if the program has none. unit: "", "bytes", "flops" or "s"."""
 
     name: str
     unit: str

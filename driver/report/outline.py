@@ -18,7 +18,8 @@ Selection = dict[str, str | None]
 
 
 def outline(program: Program, *, is_folded: bool = True) -> str:
-    """A line for each layer: ops by phase, collectives, parameters. Equal neighbours are one."""
+    """Format a line per layer: ops by phase, collectives, parameters. is_folded: fold equal
+    layers."""
     layers = layers_of(program)
     folds = fold(layers) if is_folded else [Fold((layer,)) for layer in layers]
     phases = [p for p in PHASES if any(p in layer.ops for layer in layers)]
@@ -34,7 +35,7 @@ def outline(program: Program, *, is_folded: bool = True) -> str:
 
 
 def selection(program: Program, wanted: Selection, *, is_counted: bool, is_folded: bool) -> str:
-    """Format the selected ops as lines. is_counted: counts by op name. ValueError if none."""
+    """Format selected ops as lines. is_counted: count them by op name. ValueError if none."""
     chosen = list(select(program, **wanted))
     if not chosen:
         raise ValueError(_nothing(program, wanted))

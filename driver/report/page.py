@@ -40,11 +40,9 @@ def report_page(
     optimizer_multiplier: float | None = 0.0,
     precision: str = "",
 ) -> str:
-    """The page for a local program (or one without a mesh) and its simulation on a cluster.
-
-    reshards: of the global program that it was made from. optimizer_multiplier,
-    precision: the simulation's.
-    """
+    """Make the page for a local program (or one without a mesh) and its simulation on a cluster.
+    reshards: reshards of the global program from which it was made. optimizer_multiplier,
+    precision: the simulation's."""
     if isinstance(simulation, PipelineSimulation):
         said, sections = "", stage_sections(program, simulation)
     else:

@@ -69,7 +69,7 @@ def _axis(total_s: float) -> str:
 
 
 def memory_html(simulation: Simulation, series: Sequence[Mapping[str, int]]) -> str:
-    """Memory over the time of the step, stacked. series: that of `memory_over_time`."""
+    """Draw memory over the time of the step, stacked. series: from `memory_over_time`."""
     times = [0.0, *simulation.op_end_s]
     points = _thinned(times, series, simulation.time_s)
     peak = max((sum(parts.values()) for _, parts in points), default=0) or 1

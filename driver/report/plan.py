@@ -24,7 +24,7 @@ WIDTH, WIDEST = 120, 1000
 
 
 def print_candidates(rows: Sequence[Candidate], out: TextIO) -> None:
-    """Say which plans were the best, why each lost, and their time and memory by part."""
+    """Print the best plans, why each lost to the first, and their time and memory by part."""
     for number, row in enumerate(rows, start=1):
         print(f"{number}  {row.name}" + (f": {row.reason}" if row.reason else ""), file=out)
     # Tables that are cut to a terminal's width lose their numbers, and heads their names.
@@ -57,7 +57,7 @@ def _memory_table(rows: Sequence[Candidate]) -> Table:
 
 
 def comparison_table(names: Sequence[str], plans: Sequence[Plan]) -> Table:
-    """Plans side by side: what they choose, and what they are predicted to take."""
+    """Make a table of plans side by side: their choices, and their predicted time and memory."""
     table = plain_table(["", *names], [])
     for what, text_of in _CHOICES.items():
         table.add_row(what, *map(text_of, plans))
@@ -112,7 +112,7 @@ def _outcomes(predictions: Sequence[Predicted]) -> dict[str, Callable[[Predicted
 
 
 def recomputation_text(plan: Plan) -> str:
-    """The policy, and in which blocks: `layer in h.0, h.1 and 4 more`."""
+    """Describe the recomputation policy and its blocks: `layer in h.0, h.1 and 4 more`."""
     if not plan.recompute_in:
         return plan.recompute
     shown, more = plan.recompute_in[:3], len(plan.recompute_in[3:])

@@ -25,7 +25,7 @@ LOWERING = "insert-collectives,unroll-time-axes,cse,dce,merge-collectives"
 
 
 def reshards_of(program: Program) -> list[Row]:
-    """The reshards of a propagated program in order; of equal layers, those of the first."""
+    """The reshards of a propagated program in order; of equal layers, only the first layer's."""
     texts = {slot.value: str(slot.sharding_attr) for slot in program.arguments}
     for op in program.ops:
         texts |= dict(zip(op.results, map(str, sharding_attrs_of(op) or ()), strict=False))
@@ -60,7 +60,7 @@ class _Reshards(Observer):
 
 
 def local_with_reshards(program: Program, plan: Plan | None) -> tuple[Program, list[Row]]:
-    """The program of each rank, lowered by the plan if need be, and the global reshards."""
+    """Lower a program by the plan, if needed, to each rank's; return it and the global reshards."""
     noted = _Reshards()
     if not program.is_local and is_propagated(program):
         with unheard():

@@ -27,7 +27,7 @@ CHECKED = ("bound", "loss_error", "max_rel_grad_error", "worst_parameter", "num_
 
 @dataclass(frozen=True)
 class RunReport:
-    """Results of `run`. Times are of rank 0, in seconds; collectives are those of one rank."""
+    """Results of `run`. Times are rank 0's, in seconds; collectives are those of one rank."""
 
     options: RunOptions
     lowered: Lowered
@@ -54,7 +54,7 @@ class RunReport:
 
     @property
     def problem(self) -> str | None:
-        """Reason that the check failed; None if it passed or was not asked for."""
+        """Reason why the check failed; None if it passed, or if none was asked for."""
         if self.check is None:
             return None
         where = f"{self.options.model} on {self.mesh or 'one device'} is not equal to eager"
@@ -186,8 +186,8 @@ def _print_check(report: RunReport) -> None:
     if check.at_floor:
         names = ", ".join(check.at_floor[:3]) + (", ..." if len(check.at_floor) > 3 else "")
         print(
-            f"{len(check.at_floor)} gradients are zero, or below {check.floor:.1e}, against which "
-            f"their error was measured instead: {names}"
+            f"{len(check.at_floor)} gradients are zero or below {check.floor:.1e}, to which "
+            f"their error is relative instead: {names}"
         )
     if check.worst_buffer is not None:
         print(f"buffers: largest relative error {check.buffer_error:.1e} (in {check.worst_buffer})")

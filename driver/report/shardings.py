@@ -29,8 +29,8 @@ Run = tuple[int, int, frozenset[int]]
 
 @dataclass(frozen=True)
 class Picture:
-    """Tensors of one shape and sharding. names: one for equal layers, as `h.*.attn.q`; empty if
-    the page shows the tensor's name beside the picture."""
+    """A shape and sharding that several tensors have. names: their names, one for equal layers, as
+    `h.*.attn.q`; empty if the page shows the tensor's name beside the picture."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
@@ -39,10 +39,8 @@ class Picture:
 
 
 def pictures_of(program: Program) -> list[Picture]:
-    """Group a program's arguments and results by shape and sharding, the most frequent first.
-
-    A gradient is named only if its parameter is in another group.
-    """
+    """Group a program's arguments and results by shape and sharding, the most frequent first. A
+    gradient is named only if its parameter is in another group."""
     blocks = blocks_of(program)
     groups: dict[tuple[tuple[int, ...], str], list[Slot]] = {}
     for slot in (*program.arguments, *program.results):
@@ -96,10 +94,8 @@ def index_runs(dim: DimSharding, size: int, mesh: Mesh) -> list[Run]:
 
 
 def sharding_svg(picture: Picture, mesh: Mesh) -> str:
-    """Draw a tensor as a rectangle of cells; each names the devices that hold that region.
-
-    Of more than two dims, only two are drawn, sharded ones first.
-    """
+    """Draw a tensor as a rectangle of cells; each names the devices that hold that region. Of more
+    than two dims, only two are drawn, sharded ones first."""
     sharding, shape = picture.sharding, picture.shape
     cut = [index for index, dim in enumerate(sharding.dims) if dim]
     shown = sorted([*cut, *(i for i in range(len(shape)) if i not in cut)][:2])

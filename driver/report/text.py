@@ -11,7 +11,7 @@ from rich.table import Table
 
 
 def plain_table(words: Sequence[str], numbers: Sequence[str], last: Sequence[str] = ()) -> Table:
-    """A table without lines: columns of words, of numbers (on the right), and of words again."""
+    """Make a table without lines: columns of words, right-aligned numbers, and words again."""
     table = Table(*words, box=None, pad_edge=False)
     for column in numbers:
         table.add_column(column, justify="right")

@@ -38,15 +38,15 @@ class Binding:
     def bound(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Normalise a call. Raises TypeError for arguments that forward does not take, and for
-        missing ones if the call is complete."""
+        """Bind a call's arguments to forward's parameters. Raises TypeError for arguments that
+        forward does not take, and for missing ones if `is_whole`."""
         self._check_keywords(kwargs)
         try:
             return named_arguments(self.signature, args, kwargs, is_whole=is_whole)
         except TypeError as error:
             names = ", ".join(self.signature.parameters) or "nothing"
             raise TypeError(
-                f"the step takes what the model's forward takes, {names}: {error}."
+                f"the step takes the arguments of the model's forward, {names}: {error}."
             ) from None
 
     def _check_keywords(self, kwargs: Mapping[str, Any]) -> None:
@@ -63,8 +63,8 @@ class Binding:
                 )
             if get_close_matches(name, left, 1, NEAR):
                 raise TypeError(
-                    f"the model's forward has no parameter '{name}' of its own; "
-                    f"{did_you_mean(name, left)}it would take it as one more, and ignore it."
+                    f"the model's forward has no parameter '{name}', and would take and ignore "
+                    f"it as one of its **kwargs; {did_you_mean(name, left)}correct the name."
                 )
 
 
@@ -88,6 +88,6 @@ def example_call(request: Request) -> StepCall:
 
 
 def gives_rows(request: Request) -> bool:
-    """Whether each rank passes rows of its own; never so on the reference backend."""
+    """Whether each rank passes rows of its own; never on the reference backend."""
     is_joint = request.has_processes and request.devices.num_devices > 1
     return request.batch == LOCAL and is_joint

@@ -32,12 +32,12 @@ from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS
 
 
 def check_request(request: Request, *, is_ahead: bool = False) -> Request:
-    """Return the request with `mesh`, `program` and `artifact` converted to objects of their class.
+    """Return the request with `mesh`, `program` and `artifact` converted to their classes.
 
     is_ahead: the step is compiled ahead, for processes that do not run yet.
 
-    Raises ValueError or TypeError for models that are not compiled, and for options that mean
-    nothing, alone or together.
+    Raises ValueError or TypeError for models that cannot be compiled, and for options that have no
+    effect or exclude each other.
     """
     _check_model(request.model)
     check_batch(request.args)
@@ -68,7 +68,9 @@ def _as_optimizers(given: Any) -> tuple[Optimizer, ...]:
     optimizers = tuple(given) if isinstance(given, list | tuple) else (given,)
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
-            raise ValueError(f"optimizers: {type(optimizer).__name__} is no torch.optim.Optimizer.")
+            raise ValueError(
+                f"optimizers: a {type(optimizer).__name__} is not a torch.optim.Optimizer."
+            )
     return optimizers
 
 
@@ -78,8 +80,8 @@ def _check_planned(request: Request) -> None:
     is_planner = plan is None or (isinstance(plan, str) and plan in PLANNERS)
     if request.cluster is not None and not is_planner:
         raise ValueError(
-            "cluster is what a planner plans for, and the plan is given; leave the cluster out, or "
-            f"name a planner ({', '.join(PLANNERS)})."
+            "cluster= is for planners, but a plan is given; leave cluster out, or name a planner "
+            f"({', '.join(PLANNERS)}) as the plan."
         )
 
 
@@ -91,19 +93,22 @@ def _check_options(request: Request) -> None:
         _check_among("batch", request.batch, (LOCAL, GLOBAL))
     if request.batch == LOCAL and request.mesh is None and request.has_processes:
         raise ValueError(
-            'batch="local" takes the mesh that is given, to know how many rows there are in all: '
-            "give mesh= too, or the global batch."
+            'batch="local" needs mesh=, from which the number of rows of the global batch '
+            "follows; give mesh=, or pass the global batch."
         )
     if request.outputs is not None:
         _check_among("outputs", request.outputs, OUTPUTS)
     if request.max_programs < 1:
-        raise ValueError(f"max_programs={request.max_programs} keeps no program; give 1 or more.")
+        raise ValueError(
+            f"max_programs={request.max_programs} would keep no program; give 1 or more."
+        )
     if request.zero not in range(4):
         raise ValueError(f"zero={request.zero!r} is no ZeRO stage; give 0, 1, 2 or 3.")
     if request.zero and request.cluster is not None:
         raise ValueError(
-            f"zero={request.zero} has no effect beside cluster=..: the planner chooses the ZeRO "
-            "stage; leave zero out, or fix it in a plan (`shardweave plan --fix zero=..`)."
+            f"zero={request.zero} has no effect with cluster=.., since the planner chooses the "
+            "ZeRO stage; leave zero out, or fix it when you plan (`shardweave plan --fix "
+            "zero=..`)."
         )
     if request.program is None:
         default = DEFAULT_PLAN if request.cluster is None else DEFAULT_PLANNER
@@ -119,25 +124,27 @@ def _check_among(name: str, value: str, known: tuple[str, ...]) -> None:
 def _check_model(model: nn.Module) -> None:
     if state_of(model) is not None:
         raise ValueError(
-            "the model is compiled already, and its tensors are sharded in place; compile a copy "
-            "of the model that was made before (copy.deepcopy)."
+            "the model is compiled already, which sharded its tensors in place; to compile it "
+            "again, compile a copy (copy.deepcopy) that was made before the first sw.compile."
         )
     if isinstance(model, DistributedDataParallel | nn.DataParallel):
         raise ValueError(
-            f"the model is wrapped in {type(model).__name__}, whose work a step does itself; pass "
-            "model.module."
+            f"the model is wrapped in {type(model).__name__}, but a compiled step communicates "
+            "itself; pass model.module."
         )
     if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError("the model is one of TorchScript's; pass the one in Python that it is of.")
+        raise ValueError(
+            "the model is a TorchScript module; pass the Python module that it was made from."
+        )
     if "_orig_mod" in model._modules:
         raise ValueError(
-            "the model is one of torch.compile's, which a step does not run; pass the model that "
-            "was compiled, model._orig_mod."
+            "the model was compiled by torch.compile, which sw.compile does not accept; pass the "
+            "original model, model._orig_mod."
         )
     sharded = [name for name, p in model.named_parameters() if isinstance(p, DTensor)]
     if sharded:
         raise ValueError(
-            f"'{sharded[0]}' of the model is a DTensor already, as fully_shard and "
-            "parallelize_module make them; pass the plain model, and say by mesh= and plan= how it "
-            "is sharded."
+            f"parameter '{sharded[0]}' of the model is a DTensor already, as fully_shard and "
+            "parallelize_module make them; pass the unsharded model, and use mesh= and plan= to "
+            "shard it."
         )

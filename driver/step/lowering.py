@@ -80,11 +80,9 @@ class Lowered:
 def made_here(
     request: Request, call: StepCall, make: Callable[[Request], Lowered], *, is_first: bool = False
 ) -> Lowered:
-    """Lower a call on this rank by `make`.
-
-    make: takes the request, its model cast as `precision` says. is_first: the call is the example;
-    passes give their notes for its program only.
-    """
+    """Lower a call on this rank by calling `make`. make: takes the request, with its model cast as
+    `precision` says. is_first: the call is the example; notes of passes are kept for its program
+    only."""
     start_s = perf_counter()
     with (
         torch.inference_mode(False),
@@ -105,11 +103,9 @@ def made_here(
 def on_rank_0(
     request: Request, call: StepCall, made: Callable[[], Lowered], why: str = ""
 ) -> Lowered:
-    """Call `made` on rank 0 and return its result on every rank. Collective.
-
-    So all ranks run the same program, whatever differs between their machines. On the backend
-    "reference" each process calls `made` itself. why: reason for compiling, for waiting ranks.
-    """
+    """Call `made` on rank 0 and return its result on every rank. Collective. So all ranks run the
+    same program, whatever differs between their machines. On the backend "reference" each process
+    calls `made` itself. why: reason for compiling, for waiting ranks."""
     own: list[Program] = []
 
     def sent() -> tuple[str, Lowered]:
@@ -151,8 +147,8 @@ def _explaining_empty_inputs(call: StepCall) -> Iterator[None]:
         if not empty:
             raise
         raise ValueError(
-            f"input '{empty[0]}' of {form_of(call.inputs[empty[0]])} has no elements, and there is "
-            f"no program for such a batch; leave it out ({error})"
+            f"input '{empty[0]}' of {form_of(call.inputs[empty[0]])} has no elements, and the "
+            f"step cannot be compiled for an empty input; skip this batch ({error})"
         ) from error
 
 
@@ -182,7 +178,7 @@ def capture_call(request: Request, call: StepCall) -> Captured:
 
 
 def lowered_step(request: Request, call: StepCall) -> Lowered:
-    """Return the example call's program for each rank: captured, planned and lowered, or given."""
+    """Return each rank's program for the example: captured, planned and lowered, or given."""
     if request.given is not None:
         return as_given(request.given)
     captured = capture_call(request, call)
@@ -199,11 +195,9 @@ def lower(
     stored: Stored | None = None,
     warnings: Sequence[str] = (),
 ) -> Lowered:
-    """Lower a captured program by a plan to the program of each rank, with notes.
-
-    stored: the shardings of a step that has a program already; None for its first program, the
-    only one with notes on the plan. warnings: further warnings to include.
-    """
+    """Lower a captured program by a plan to the program of each rank, with notes. stored: the
+    shardings of a step that has a program already; None for its first program, the only one with
+    notes on the plan. warnings: further warnings to include."""
     program, is_first = captured.program, stored is None
     planned = () if plan is None or not is_first else plan.notes
     # Who gives a plan, or its file, knows what it leaves replicated.
@@ -245,10 +239,8 @@ def _example_of(tensor: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
 def _in_micro_batches(
     program: Program, plan: Plan | None, request: Request, call: StepCall, stored: Stored | None
 ) -> tuple[Program, tuple[str, ...], tuple[str, ...]]:
-    """Return `_partitioned`'s results, and a warning if micro-batches cannot run one by one.
-
-    In that case the program has a single micro-batch. The plan stays as it is for other inputs.
-    """
+    """Return `_partitioned`'s results, and a warning if micro-batches cannot run one by one. In
+    that case the program has a single micro-batch. The plan stays as it is for other inputs."""
     try:
         return *_partitioned(program, plan, request, call, stored), ()
     except PassError as error:
@@ -333,6 +325,6 @@ def as_given(program: Program) -> Lowered:
     if mesh.num_devices > 1 and not program.is_local:
         raise ValueError(
             f"the program is not partitioned for its mesh {mesh}; run 'preset:partition' on it "
-            "first, and edit what comes out."
+            "first, and edit the result."
         )
     return Lowered(program, None, num_captured_ops=sum(1 for _ in program.ops))

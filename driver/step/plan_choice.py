@@ -17,10 +17,8 @@ from shardweave.planners.planning import plan, resolve_plan
 
 
 def choose_plan(program: Program, request: Request) -> Plan | None:
-    """Return the plan to follow; None if there is nothing to shard and no plan is given.
-
-    For a cluster a planner (by default `auto`) makes the plan, and may choose the mesh.
-    """
+    """Return the plan to follow; None if there is nothing to shard and no plan is given. For a
+    cluster a planner (by default `auto`) makes the plan, and may choose the mesh."""
     given, is_sequential = request.plan, request.sequence_parallel
     if request.cluster is not None:
         planner = given if isinstance(given, str) else ""
@@ -47,11 +45,12 @@ def _in_shards(plan: Plan, request: Request) -> Plan:
     """Add the requested ZeRO stage to a plan. Raises ValueError if the plan cannot have it."""
     if request.devices.num_devices > 1 and {DATA_AXIS, EXPERT}.isdisjoint(request.devices.names):
         raise ValueError(
-            f"zero={request.zero} stores parameters in shards over an axis '{DATA_AXIS}', which "
-            f"the mesh {request.devices} does not have; give it one, or leave zero out."
+            f"zero={request.zero} shards parameters over the axis '{DATA_AXIS}', which the mesh "
+            f"{request.devices} does not have; add the axis to the mesh, or leave zero out."
         )
     if plan.zero not in (0, request.zero):
         raise ValueError(
-            f"the plan has zero={plan.zero}, and zero={request.zero} is asked for; leave one out."
+            f"the plan has zero={plan.zero}, but zero={request.zero} is given; give one of them "
+            "only."
         )
     return replace(plan, zero=request.zero)

@@ -27,16 +27,14 @@ def check_precision(precision: str | None) -> None:
         known = ", ".join(f'"{name}"' for name in PRECISIONS)
         raise ValueError(
             f"precision {precision!r} is unknown; use one of {known}, or leave it out (None) to "
-            "compute in the dtypes of the model."
+            "compute in the model's own dtypes."
         )
 
 
 def in_precision(model: nn.Module, precision: str | None) -> nn.Module:
-    """Return the model, or a copy cast to the dtype that `precision` gives parameters.
-
-    Complex numbers, such as angles of rotary embeddings, stay: `model.to(dtype)` would leave their
-    real parts alone.
-    """
+    """Return the model, or a copy cast to the dtype that `precision` gives parameters. Complex
+    numbers, such as angles of rotary embeddings, stay: `model.to(dtype)` would leave their real
+    parts alone."""
     dtype = PARAMETERS.get(precision)
     tensors = (*model.parameters(), *model.buffers())
     if dtype is None or all(x.dtype == dtype for x in tensors if x.is_floating_point()):
@@ -48,9 +46,8 @@ def in_precision(model: nn.Module, precision: str | None) -> nn.Module:
 
 def copy_of_model(model: nn.Module) -> nn.Module:
     """Copy a model with the gradient hooks of its parameters, which torch's deep copy drops.
-
-    Tensors that hooks recompute in each forward pass (weight norm, pruning) are shared, not copied.
-    """
+    Tensors that hooks recompute in each forward pass (weight norm, pruning) are shared, not
+    copied."""
     made = [x for m in model.modules() for x in vars(m).values() if isinstance(x, Tensor)]
     memo: dict[int, Any] = {id(x): x.detach() for x in made if not x.is_leaf}
     copied = copy.deepcopy(model, memo)
@@ -68,10 +65,8 @@ def cast_parameters(model: nn.Module, precision: str | None) -> None:
 
 
 def inputs_in_precision(inputs: Mapping[str, Tensor], precision: str | None) -> dict[str, Tensor]:
-    """Cast floating-point inputs to the parameters' dtype, if `precision` casts parameters.
-
-    Raises ValueError for an input that requires a gradient, which its cast copy would get.
-    """
+    """Cast floating-point inputs to the parameters' dtype, if `precision` casts parameters. Raises
+    ValueError for an input that requires a gradient, which its cast copy would get."""
     dtype = PARAMETERS.get(precision)
     if dtype is None:
         return dict(inputs)
@@ -80,8 +75,8 @@ def inputs_in_precision(inputs: Mapping[str, Tensor], precision: str | None) -> 
         is_other = tensor.is_floating_point() and tensor.dtype != dtype
         if is_other and tensor.requires_grad:
             raise ValueError(
-                f"input '{name}' requires a gradient in {tensor.dtype}, but precision "
-                f"'{precision}' computes in {dtype}; give it in that dtype."
+                f"input '{name}' has dtype {tensor.dtype} and requires a gradient, but precision "
+                f"'{precision}' computes in {dtype}; cast the input to {dtype} before the call."
             )
         cast[name] = tensor.to(dtype) if is_other else tensor
     return cast
@@ -93,7 +88,7 @@ def dtype_named(dtype: torch.dtype | str) -> torch.dtype:
 
 
 def reducing_in(dtype: torch.dtype | str, passes: Passes) -> Passes:
-    """Prepend a pass that sets the dtype of reductions. ValueError if unknown, or in vain."""
+    """Prepend a pass that sets the dtype of reductions. ValueError if unknown or without effect."""
     name = str(dtype).removeprefix("torch.")
     if name not in REDUCE_DTYPES:
         known = ", ".join(map(str, REDUCE_DTYPES.values()))
@@ -101,7 +96,8 @@ def reducing_in(dtype: torch.dtype | str, passes: Passes) -> Passes:
     given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
     if any(p.name == "insert-collectives" for p in given):
         raise ValueError(
-            "reduce_dtype changes the default passes, but `passes` has its own insert-collectives; "
-            f"leave reduce_dtype out, and put 'reduce-in{{dtype=\"{name}\"}}' after it."
+            "reduce_dtype changes the default passes, but `passes` has its own "
+            "insert-collectives; leave reduce_dtype out, and put "
+            f"'reduce-in{{dtype=\"{name}\"}}' after insert-collectives."
         )
     return [ReduceInPass(name), *given]

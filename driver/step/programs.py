@@ -145,8 +145,9 @@ class CompiledPrograms(Programs):
         mesh = self.first.program.mesh
         if self.request.batch is None and mesh and axes_of_rows(mesh) and world.rank() == 0:
             say(
-                "shardweave: all ranks give the same rows, which are taken for the global batch "
-                '(batch="global"); where each reads its own, compile with batch="local"'
+                "shardweave: all ranks pass the same rows, which the step takes as the global "
+                'batch (batch="global"); if each rank reads its own rows, compile with '
+                'batch="local"'
             )
 
     # Finding
@@ -163,9 +164,9 @@ class CompiledPrograms(Programs):
             self._torch_seed = None
             if world.rank() == 0:
                 warn(
-                    "torch.manual_seed has no effect on a step after sw.compile: what it draws "
-                    "goes on from its own seed, and where it was (step.random_state). Leave it "
-                    "out, or give the seed to sw.compile(.., seed=..)",
+                    "torch.manual_seed has no effect on a step after sw.compile, which draws "
+                    "from a seed and state of its own (step.random_state). Leave it out, or give "
+                    "the seed to sw.compile(.., seed=..)",
                     UserWarning,
                 )
 
@@ -222,7 +223,8 @@ class CompiledPrograms(Programs):
     def forget(self) -> None:
         if self.request.program is not None:
             raise ValueError(
-                "the model runs one given program, which recompile() cannot make anew."
+                "the model runs the program given to sw.compile, which recompile() cannot "
+                "compile anew; remove the call, or compile without `program`."
             )
         self._kept.clear()
         self._set_aside.clear()
@@ -233,9 +235,9 @@ class CompiledPrograms(Programs):
     def _check_allowed(self, call: StepCall) -> None:
         if not self.request.dynamic and self._shape_key(call) not in self._ahead:
             raise ValueError(
-                f"the step was compiled for {self._first_call.shapes_text} with dynamic=False; "
-                f"this call is of {call.shapes_text}. Compile it ahead (step.compile_for), or "
-                "leave dynamic=False out."
+                f"the step was compiled with dynamic=False for {self._first_call.shapes_text}, "
+                f"but this call has {call.shapes_text}. Compile for these shapes before "
+                "(step.compile_for), or leave dynamic=False out."
             )
 
     def _compile(
@@ -263,9 +265,9 @@ class CompiledPrograms(Programs):
         self._note(lowered)
         if lowered.constants:
             raise ValueError(
-                f"this call reads a constant tensor that the example's did not, '"
-                f"{next(iter(lowered.constants))}'; register it as a buffer in __init__ "
-                "(self.register_buffer(.., persistent=False)), and compile the model anew."
+                "this call reads a constant tensor that the example's call did not read, "
+                f"'{next(iter(lowered.constants))}'; register it as a buffer in __init__ "
+                "(self.register_buffer(.., persistent=False)), and compile the model again."
             )
         is_split = self.request.backward == AUTOGRAD and call.grad
         bound = BoundProgram(
@@ -275,9 +277,9 @@ class CompiledPrograms(Programs):
         wrong = [key for key, s in bound.state_shardings.items() if s != stored[key]]
         if wrong and wrong[0] not in self.first.slots:
             raise ValueError(
-                f"this call reads '{wrong[0][1]}' in other shards than it is stored in: the "
-                "example that sw.compile was given does not read it. Give an example that reads "
-                "every parameter."
+                f"this call needs '{wrong[0][1]}' in another sharding than it is stored in, "
+                "since the example given to sw.compile does not use it. Give sw.compile an "
+                "example that uses every parameter."
             )
         assert not wrong, f"{wrong[0]} is not read in the shards in which it is stored"
         if world.rank() == 0:
@@ -301,9 +303,9 @@ class CompiledPrograms(Programs):
         if names:
             before, form = (forms.get(names[0], "none") for forms in (self._forms, now))
             raise ValueError(
-                f"parameter '{names[0]}' of the model is {form}, and was {before} in sw.compile: "
-                "no other program can be captured for the step. Bring it back, or compile the "
-                "model anew."
+                f"parameter '{names[0]}' of the model is now {form}, but was {before} in "
+                "sw.compile, so that no further program can be compiled. Restore it, or compile "
+                "the model again."
             )
 
     def _note(self, lowered: Lowered) -> None:
@@ -330,15 +332,15 @@ def _check_given(bound: BoundProgram, call: StepCall) -> None:
     bound.check_batch(call.inputs)
     if call.autocast is not None:
         raise ValueError(
-            "the step runs one given program, in the dtypes that it has; torch.autocast around "
-            "the call would change nothing. Leave it out, or compile without `program`."
+            "the model runs the program given to sw.compile, whose dtypes torch.autocast cannot "
+            "change; call the step outside torch.autocast, or compile without `program`."
         )
     if bound.has_gradients:
         if not call.grad:
             raise ValueError(
-                "the step runs one given program, which computes gradients and updates "
-                "buffers as in training; to evaluate, make a step of a program captured with "
-                "train=False, or leave `program` out so that programs are compiled."
+                "the model runs the program given to sw.compile, which always computes gradients "
+                "and updates buffers; to evaluate, compile a program captured with train=False, "
+                "or compile without `program`."
             )
         check_required(bound.program.results, call.inputs)
 

@@ -146,8 +146,8 @@ class CompileOptions:
 class Request(CompileOptions):
     """A model to compile, its example batch, and the options.
 
-    Checked (`checks.check_request`), `mesh` is a Mesh, or None while a planner is to choose it, and
-    `program` a Program.
+    Once it is checked (`checks.check_request`), `mesh` is a Mesh, or None while a planner is to
+    choose it, and `program` is a Program.
     """
 
     model: nn.Module
@@ -172,32 +172,30 @@ class Request(CompileOptions):
 
     @property
     def compiled_ahead(self) -> Artifact | None:
-        """The step that was compiled ahead, from which this one starts."""
+        """The artifact from which this step starts: a step that was compiled ahead."""
         assert not isinstance(self.artifact, str)
         return self.artifact  # pyright: ignore[reportReturnType]
 
     def on_mesh_of(self, plan: Plan | None) -> Request:
-        """Return the request with the plan's mesh, if the planner was to choose the mesh.
-
-        Raises ValueError if there are processes, but not one for each of that mesh's devices.
-        """
+        """Return the request with the plan's mesh, if the planner was to choose the mesh. Raises
+        ValueError if there are processes, but not one for each of that mesh's devices."""
         if self.mesh is not None or plan is None:
             return self
         mesh, count = Mesh(**plan.mesh), self.devices.num_devices
         if self.has_processes and mesh.num_devices != count:
             raise ValueError(
-                f"the plan is for {mesh.num_devices} of the cluster's {count} devices, each of "
-                "which has a process; give the mesh that is wanted."
+                f"the planner's mesh uses {mesh.num_devices} of the cluster's {count} devices, "
+                f"but a process runs for each device; give a mesh of {count} devices."
             )
         return replace(self, mesh=mesh)
 
 
 def mesh_for(options: CompileOptions, num_processes: int | None = None) -> Mesh | None:
-    """Return the given mesh, or that of the program, the artifact (which is read) or the plan;
+    """Return the given mesh, or the mesh of the program, the artifact (which is read) or the plan;
     None if a planner is to choose it.
 
     num_processes: determines an axis of size -1: the processes divided by the other axes. Raises
-    ValueError for a mesh that is not the one of a given program or artifact.
+    ValueError for a mesh that differs from a given program's or artifact's.
     """
     mesh = options.mesh
     if mesh is not None and not isinstance(mesh, str):
@@ -225,8 +223,8 @@ def _own_mesh(kind: str, own: Mesh, mesh: Mesh | None) -> Mesh:
     """Return `own`, a program's or artifact's mesh. Raises ValueError if `mesh` is another."""
     if mesh not in (None, own):
         raise ValueError(
-            f"the {kind} is for mesh {own}, not {mesh}; leave the mesh out, or make the {kind} "
-            "for that one."
+            f"the {kind} is for mesh {own}, but mesh {mesh} is given; leave the mesh out, or "
+            f"make the {kind} for that mesh."
         )
     return own
 
@@ -251,6 +249,6 @@ def check_given_alone(options: CompileOptions) -> None:
         useless = [name for name in names if getattr(options, name)]
         if getattr(options, given) is not None and useless:
             raise ValueError(
-                f"a given {given} runs as it is; leave {', '.join(useless)} out, or make the "
-                f"{given} with it."
+                f"a given {given} is run unchanged, so that {', '.join(useless)} would have no "
+                f"effect; leave it out, or make the {given} with it."
             )

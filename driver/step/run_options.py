@@ -66,12 +66,13 @@ class RunOptions:
         """Check the options that can be checked before any process is started."""
         if options.stop_above < math.inf and not options.no_eager:
             raise ValueError(
-                "--stop-above may end the step's training before the eager model's, with which it "
-                "is compared; give --no-eager too."
+                "--stop-above may stop the compiled training earlier than the eager training "
+                "that it is compared with; add --no-eager."
             )
         if options.check and options.precision == "fp16":
             raise ValueError(
-                "--check has no error bound for float16; check with --precision bf16, or without."
+                "--check has no error bound for float16; use --precision bf16, or leave --check "
+                "out."
             )
         compiled = CompileOptions(**given_options(options), seed=options.seed)
         check_given_alone(compiled)

@@ -37,7 +37,7 @@ HOOKS = {
 
 
 class Hooks(tuple[int, ...]):
-    """Ids that torch gave to the hooks of one dict; a replaced hook has a new id."""
+    """Ids that torch gave to the hooks in one dict; a hook that replaces another has a new id."""
 
     def __repr__(self) -> str:
         return str(len(self))
@@ -86,10 +86,10 @@ Held = tuple[Mapping[str, Any], str]
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """Settings at one time.
+    """The settings at one time.
 
-    places: names of the settings, those of hooks first. hooks, values: in the order of `places`.
-    `hooks` is the same list object as in the last snapshot if no hook was registered since.
+    places: names of the settings, hooks first. hooks, values: in the order of `places`. `hooks` is
+    the same list object as in the last snapshot if no hook was registered since.
     """
 
     places: tuple[str, ...]
@@ -212,10 +212,8 @@ def _attributes_of(root: nn.Module, prefix: str = "") -> dict[str, Held]:
 
 
 def plain(value: Any) -> Any:
-    """Make a key that stays equal as long as `value` does not change; OTHER if impossible.
-
-    A plain object is reduced to its id: its attributes are settings of their own.
-    """
+    """Make a key that stays equal while `value` does not change; OTHER if that is impossible. A
+    plain object is reduced to its id: its attributes are settings of their own."""
     if isinstance(value, SIMPLE):
         return value
     if isinstance(value, list | tuple) and len(value) <= MAX_ITEMS:
@@ -255,11 +253,9 @@ def _is_of_libraries(kind: type) -> bool:
 
 
 def changes(before: Snapshot, now: Snapshot) -> dict[str, str]:
-    """Describe differences, such as `is 5, was 1`, by place such as `blocks.0.scale`.
-
-    Settings in only one snapshot belong to a module that was added or removed, and that module's
-    own entry reports it. Raises ValueError if a changed module has parameters or buffers.
-    """
+    """Describe each setting that changed, such as `is 5, was 1`, by place such as
+    `blocks.0.scale`. Settings in only one snapshot are left out: the change of their
+    module is reported at its own place. Raises ValueError if a replaced module has a state."""
     old = before.by_place()
     changed: dict[str, str] = {}
     for place, new in now.by_place().items():
@@ -273,8 +269,9 @@ def _check_without_parameters(place: str, *modules: Any) -> None:
     for module in modules:
         if isinstance(module, nn.Module) and module.state_dict():
             raise ValueError(
-                f"module '{place}' of the model was replaced after sw.compile; its programs work "
-                "on the parameters and buffers that were there. Replace it before sw.compile."
+                f"module '{place}' of the model was replaced after sw.compile, but the compiled "
+                "step still uses the old module's parameters and buffers. Replace it before "
+                "sw.compile."
             )
 
 

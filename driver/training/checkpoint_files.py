@@ -54,12 +54,11 @@ def _named(root: Path) -> dict[int, Path]:
 
 def begin_checkpoint(root: Path, number: int, lock: FolderLock) -> Path:
     """Create `root` if needed, acquire its lock, and create a folder in it for a checkpoint.
-
-    Deletes unfinished folders of killed processes. Returns the new folder's path.
-    """
+    Deletes unfinished folders of killed processes. Returns the new folder's path."""
     if _is_checkpoint(root):
         raise CheckpointError(
-            f"'{root}' is itself a checkpoint; give the folder that it is in, '{root.parent}'."
+            f"'{root}' is itself a checkpoint, not a folder of checkpoints; give its parent "
+            f"folder '{root.parent}'."
         )
     root.mkdir(parents=True, exist_ok=True)
     lock.acquire()
@@ -145,18 +144,20 @@ class ChosenCheckpoint(NamedTuple):
 def choose_checkpoint(
     root: Path, number: int | None, damaged: Mapping[int, str]
 ) -> ChosenCheckpoint | None:
-    """Choose a complete checkpoint: that of `number`, or the last one in the folder.
+    """Choose a complete checkpoint: the one with `number`, or the last one in the folder.
 
-    None if the folder holds no checkpoint. damaged: reasons, by number, not to take some. The
-    warning names damaged checkpoints that are newer than the choice, or says that the root is
+    None if the folder holds no checkpoint. damaged: by number, reasons not to choose a checkpoint.
+    The warning names damaged checkpoints that are newer than the choice, or says that the root is
     itself a checkpoint.
 
-    Raises CheckpointError for a number that is not there, and if all checkpoints are damaged.
+    Raises CheckpointError if there is none of that number, and if all checkpoints are damaged.
     """
     if _is_checkpoint(root):
         return _chosen_itself(root, number)
     if root.exists() and not root.is_dir():
-        raise CheckpointError("it is a file; give the folder in which checkpoints were saved.")
+        raise CheckpointError(
+            "the path is a file; give the folder in which checkpoints were saved."
+        )
     paths = _named(root)
     damage = {n: text for n, path in paths.items() if (text := _damage(path))}
     if number is not None:
@@ -164,15 +165,17 @@ def choose_checkpoint(
             raise CheckpointError(f"checkpoint {number} is damaged: {damage[number]}.")
         if number not in paths:
             there = ", ".join(map(str, sorted(paths.keys() - damage))) or "none"
-            raise CheckpointError(f"there is no complete checkpoint {number}, only {there}.")
+            raise CheckpointError(
+                f"there is no complete checkpoint {number}, only {there}; load one of these."
+            )
         return ChosenCheckpoint(number, paths[number])
     damage |= damaged
     last = max(paths.keys() - damage, default=-1)
     skipped = [f"'{paths[n]}' ({damage[n]})" for n in sorted(damage, reverse=True) if n > last]
     if skipped and last < 0:
         raise CheckpointError(
-            f"no checkpoint of it is complete: {', '.join(skipped)}. Give another folder, or "
-            "delete what is damaged to start anew."
+            f"no checkpoint in the folder is complete: {', '.join(skipped)}. Give another "
+            "folder, or delete the damaged checkpoints to start anew."
         )
     warning = (
         f"the newest checkpoint is damaged, and skipped: {', '.join(skipped)}; loading "
@@ -191,11 +194,13 @@ def _chosen_itself(path: Path, number: int | None) -> ChosenCheckpoint:
     """Raises CheckpointError if the checkpoint is damaged, or has another number."""
     damage = _damage(path)
     if damage:
-        raise CheckpointError(f"it is one checkpoint, and damaged: {damage}.")
+        raise CheckpointError(f"the folder is a single checkpoint, which is damaged: {damage}.")
     match = _NAME.fullmatch(path.resolve().name)
     own = int(match[1]) if match else json.loads((path / MANIFEST).read_bytes()).get("number", 0)
     if number not in (None, own):
-        raise CheckpointError(f"it is checkpoint {own}, not {number}; give the folder it is in.")
+        raise CheckpointError(
+            f"the folder is checkpoint {own}, not {number}; give the folder it is in."
+        )
     return ChosenCheckpoint(
         own,
         path,
@@ -232,7 +237,7 @@ def _manifest(path: Path) -> dict[str, Described]:
     strange = [name for name in files if not _FILE.fullmatch(name)]
     is_known = record.get("format") == 1 and isinstance(number, int)
     if not is_known or strange or not {INDEX, METADATA} <= files.keys():
-        raise CheckpointError(f"{MANIFEST} is of another version, or is damaged; {_INSTEAD}.")
+        raise CheckpointError(f"{MANIFEST} has another version, or is damaged; {_INSTEAD}.")
     return files
 
 
@@ -241,5 +246,5 @@ def check_files(path: Path, rank: int, num_ranks: int) -> None:
     for name, of in sorted(_manifest(path).items())[rank::num_ranks]:
         if _digest_of(path / name) != of:
             raise CheckpointError(
-                f"{name} is not what was written: its digest is another; {_INSTEAD}."
+                f"file {name} was changed after it was saved: its digest differs; {_INSTEAD}."
             )

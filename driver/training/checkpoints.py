@@ -71,13 +71,13 @@ def save_checkpoint(
 ) -> Path:
     """Save a state as checkpoint `number` of a folder that all ranks see. Collective.
 
-    number: a whole number, such as that of the step; the highest one is loaded.
-    state: by names of your choice a step (or other modules), optimizers of its parameters, what
-    else has a `state_dict` (schedulers, scalers), and plain values, of which rank 0's are saved.
-    keep: delete all but so many of the last checkpoints, once this one is there. Returns its path.
+    number: a whole number, such as the step's; the highest one is loaded. state: by names of your
+    choice a step (or other modules), optimizers of its parameters, other objects with a
+    `state_dict` (schedulers, scalers), and plain values, of which rank 0's are saved. keep: number
+    of last checkpoints to keep; the others are deleted once this one is complete. Returns its path.
 
-    Raises CheckpointError on every rank if one cannot write, or if another run is saving into the
-    folder; the checkpoints before it stay.
+    Raises CheckpointError on every rank if a rank cannot write, or if another run is saving into
+    the folder; earlier checkpoints stay.
     """
     root, number = Path(folder), _whole("a number >= 0", number, 0)
     keep = None if keep is None else _whole("keep 1 or more", keep, 1)
@@ -102,12 +102,13 @@ def save_checkpoint(
 def load_checkpoint(
     folder: str | os.PathLike[str], state: Mapping[str, Any], *, number: int | None = None
 ) -> Checkpoint | None:
-    """Load the last complete checkpoint of a folder, or that of a number, into a state. Collective.
+    """Load the last complete checkpoint of a folder, or the one with `number`, into a state.
+    Collective.
 
     folder: where checkpoints were saved, or one checkpoint in it. state: the modules, optimizers
-    and other objects to fill, as they were given to be saved; the mesh, the plan and the number of
-    processes may be others. None if the folder holds none. Newer checkpoints that are damaged are
-    skipped with a warning.
+    and other objects to fill, under the names with which they were saved; the mesh, the plan and
+    the number of processes may differ. None if the folder holds none. Newer checkpoints that are
+    damaged are skipped with a warning.
 
     Raises CheckpointError on every rank if all are damaged, or if the one loaded does not fit.
     """
@@ -151,9 +152,7 @@ def _chosen(root: Path, wanted: int | None) -> ChosenCheckpoint | None:
 @contextmanager
 def _locked(root: Path, number: int, size: int) -> Iterator[tuple[Path, FolderLock]]:
     """Hold the lock of a folder on rank 0, and a new folder in it until it is renamed. Collective.
-
-    size: the bytes to write. An error says if so many were not free.
-    """
+    size: the bytes to write. An error says if so many were not free."""
     lock, unfinished, free = FolderLock(root), None, size
     try:
         unfinished, free = _on_rank_0(
@@ -177,8 +176,8 @@ def _warn_of_gradients(number: int, state: Mapping[str, Any]) -> None:
         is_step = isinstance(content, CompiledModule)
         if is_step and content.gradients.are_unfinished and world.rank() == 0:
             warn(
-                f"checkpoint {number} lacks the gradients of '{entry}', which calls under "
-                "no_sync() have made so far: a run that goes on from it does without these "
+                f"checkpoint {number} lacks the gradients of '{entry}' that calls under "
+                "no_sync() have accumulated so far; a run that resumes from it loses these "
                 "micro-batches. Save after the optimizer's step.",
                 UserWarning,
             )
@@ -253,7 +252,7 @@ def _whole(what: str, number: object, least: int) -> int:
         index = -1
     if not least <= index < HIGHEST:
         raise CheckpointError(
-            f"{type(number).__name__} {described} is no whole number from {least} to "
+            f"{type(number).__name__} {described} must be a whole number from {least} to "
             f"{HIGHEST:.0e}; give {what}."
         )
     return index
@@ -262,8 +261,8 @@ def _whole(what: str, number: object, least: int) -> int:
 def _check_joined() -> None:
     if world.world_size() > 1 and not dist.is_initialized():
         raise CheckpointError(
-            f"{world.world_size()} processes run, but not together; compile a step for a mesh of "
-            "them, or call torch.distributed.init_process_group()."
+            f"{world.world_size()} processes run, but they are not connected; compile a step for "
+            "a mesh of them, or call torch.distributed.init_process_group()."
         )
 
 

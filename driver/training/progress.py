@@ -20,7 +20,7 @@ from shardweave.planners.predict.predict import simulate_step
 
 @dataclass(frozen=True)
 class Prediction:
-    """The simulator's prediction of a call of a step: seconds, and bytes with optimizer state."""
+    """The simulator's prediction for a call of a step: seconds, and bytes with optimizer state."""
 
     time_s: float
     memory_bytes: int
@@ -95,10 +95,8 @@ class Progress:
 
 
 def predict_step(step: CompiledModule, cluster: Cluster, accumulate: int = 1) -> Prediction:
-    """Predict a step's last call on a cluster, if it had this many micro-batches.
-
-    Assumes that gradients are only reduced after the last micro-batch, where that is possible.
-    """
+    """Predict a step's last call on a cluster, split into `accumulate` micro-batches. Assumes that
+    gradients are only reduced after the last micro-batch, if that is possible."""
     plan = step.plan or Plan()
     precision, update = plan.precision, plan.update
     whole = simulate_step(step.program, cluster, precision=precision, update=update)

@@ -58,10 +58,8 @@ def train(
     stop_above_s: float = math.inf,
 ) -> Training:
     """Take `num_steps` >= 1 steps of AdamW; `forward_backward` fills `.grad`, returns the loss.
-
     stop_above_s: stop after the first `ENOUGH_SLOW` timed steps if each took more seconds than this
-    on rank 0, which tells the other ranks outside the timed part.
-    """
+    on rank 0, which tells the other ranks outside the timed part."""
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE)
     losses: list[float] = []
     times_s: list[float] = []

@@ -18,12 +18,13 @@ CONSTANTS = (bool, int, float, complex, str, type(None))
 
 @dataclass(frozen=True)
 class Form:
-    """The structure of a call around its tensors: arguments, lists, dicts, and constants.
+    """The structure of a call of forward without its tensors: arguments, lists, dicts and
+    constants.
 
     names: the tensors' names in order: `arg0`, `mask`, and `batch.ids` for an entry of a dict.
-    constants: the other leaves by name. num_args: the number of positional arguments. tree: None
-    if every argument is a tensor. structure: the text of `tree` and the constants; it distinguishes
-    1 from 1.0 and True, which compare equal.
+    constants: leaves that are not tensors, by name. num_args: the number of positional arguments.
+    tree: torch's pytree spec of the call; None if every argument is a tensor. structure: `tree` and
+    the constants as text, which distinguishes 1, 1.0 and True.
     """
 
     num_args: int
@@ -56,11 +57,9 @@ def named_arguments(
     *,
     is_whole: bool = True,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Pass a call's arguments by keyword, where the signature of forward allows it.
-
-    Returns (args, kwargs), unchanged if arguments go to `*args`. Raises TypeError for arguments
-    that forward does not take, and for missing ones unless `is_whole` is False.
-    """
+    """Pass a call's arguments by keyword, where the signature of forward allows it. Returns (args,
+    kwargs), unchanged if arguments go to `*args`. Raises TypeError for arguments that forward does
+    not take, and for missing arguments unless `is_whole` is False."""
     bind = signature.bind if is_whole else signature.bind_partial
     given = bind(*args, **kwargs).arguments
     positional: list[Any] = []
@@ -80,7 +79,8 @@ def named_arguments(
 
 
 def taken_apart(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Form, dict[str, Tensor]]:
-    """Split a call into its form and its tensors by name; CaptureError for unsupported objects."""
+    """Split a call into its `Form` and its tensors by name. CaptureError for unsupported
+    objects."""
     values = [*args, *kwargs.values()]
     if all(isinstance(value, Tensor) for value in values):
         names = (*(f"arg{index}" for index in range(len(args))), *kwargs)

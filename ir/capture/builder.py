@@ -26,9 +26,7 @@ from shardweave.ir.ops.strides import common_runs, refines
 
 class ImportBuilder:
     """Appends ops to a block. `annotations`, `location` and `name` apply to the ops added next.
-
-    next_draw: returns the random state, and the number of a new draw.
-    """
+    next_draw: a function that returns the random state and the index of a new draw."""
 
     def __init__(
         self, block: Block, next_draw: Callable[[], tuple[SSAValue, int]] | None = None
@@ -54,7 +52,8 @@ class ImportBuilder:
         return self.calls(name, *operands, **values)[0]
 
     def calls(self, name: str, *operands: Any, **values: Any) -> Sequence[SSAValue]:
-        """Append an op whose result types torch infers; returns its results. Raises ValueError."""
+        """Append an op, with result types from torch; return its results. ValueError if torch
+        refuses."""
         untyped = create(name, operands, [], values, self.annotations)
         types = infer_types(untyped)
         untyped.drop_all_references()  # or its operands would seem to be used
@@ -66,7 +65,7 @@ class ImportBuilder:
     def draw(
         self, shape: Sequence[int], distribution: Distribution, dtype: torch.dtype
     ) -> SSAValue:
-        """Append the program's next draw of random numbers, for a tensor of this global shape."""
+        """Append the program's next draw of random numbers: a global tensor of `shape`."""
         assert self.next_draw is not None, "nothing draws here"
         state, number = self.next_draw()
         steps = position_steps(shape, distribution, dtype)
@@ -92,7 +91,7 @@ class ImportBuilder:
     def full(
         self, shape: Sequence[int], value: bool | int | float | complex, dtype: torch.dtype
     ) -> SSAValue:
-        """Append a tensor filled with `value`, if complex from its real and imaginary part."""
+        """Append a tensor of `shape` filled with `value`, which may be complex."""
         type_ = tensor_type(shape, dtype)
         if isinstance(value, complex):
             parts = [self.full(shape, x, dtype.to_real()) for x in (value.real, value.imag)]

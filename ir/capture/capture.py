@@ -65,10 +65,10 @@ def capture(
 
 @dataclass(frozen=True)
 class Captured:
-    """The global program of a call of a model, and the structure of the model's return value.
+    """A captured global program, and the structure of the value that the model's forward returns.
 
-    seconds: the time that capturing took. notes: sentences for the user on differences from eager.
-    constants: tensors that the model's code reads and that capturing made buffers, by name.
+    seconds: the time that capture took. notes: sentences for the user on differences from eager.
+    constants: by name, tensors that the model's code reads and that capture registered as buffers.
     """
 
     program: Program
@@ -81,10 +81,8 @@ class Captured:
 def capture_step(
     model: torch.nn.Module, form: Form, tensors: Sequence[torch.Tensor], kind: Kind
 ) -> Captured:
-    """Capture a call of `model` as a global program; each module stays in its current mode.
-
-    form, tensors: the call's arguments, taken apart. Raises CaptureError as `capture` does.
-    """
+    """Capture a call of `model` as a global program; each module stays in its training mode. form,
+    tensors: the call's structure and its tensors. Raises CaptureError as `capture` does."""
     if form.tree is None:
         args, kwargs = form.arguments(tensors)
         traced = trace(model, args, kwargs, kind)
@@ -113,13 +111,13 @@ def _check_dtypes_of_products(program: Program) -> None:
         first, second = [dtype_of_value(op.operands[index]) for index in product.factors]
         if first != second and not (is_float8(first) and is_float8(second)):
             raise CaptureError(
-                f"{describe(op)}: the factors of a product must have the same dtype, but are "
-                f"{first} and {second}; cast one of them, such as an input of the batch."
+                f"{describe(op)}: the operands of a matrix product must have one dtype, but have "
+                f"{first} and {second}; cast one of them, for instance an input of the batch."
             )
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, list[str]]:
-    """The other names of each shared parameter, by its first qualified name."""
+    """Map each shared parameter's first qualified name to its other qualified names."""
     by_identity: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         by_identity.setdefault(id(parameter), []).append(name)

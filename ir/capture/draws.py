@@ -15,7 +15,7 @@ from shardweave.ir.library.philox import Distribution
 
 
 class Maker(Protocol):
-    """Makes the ops of a recipe: in a program (`ImportBuilder`), or on eager tensors."""
+    """Protocol for running a recipe's ops: `ImportBuilder` for programs, or eager tensors."""
 
     def call(self, name: str, *operands: Any, **values: Any) -> Any:
         """Call an ATen op; return its first result."""
@@ -53,7 +53,8 @@ class Draw:
         return self.make.draw(self.shape, "normal", self.dtype)
 
     def kept(self, probability: Any) -> Any:
-        """Draw a bool tensor, True with `probability` (number or tensor), equal in every dtype."""
+        """Draw a bool tensor that is True with `probability`, a number or a tensor. The random
+        numbers are float32 in every dtype, so that masks are equal in all dtypes."""
         uniform = self.make.draw(self.shape, "uniform", torch.float32)
         if isinstance(probability, (int, float)):
             return self.make.call("aten.lt.Scalar", uniform, other=float(probability))
@@ -71,7 +72,7 @@ RECIPES: dict[str, Recipe] = {}
 
 
 def is_in_place(name: str) -> bool:
-    """Whether an overload writes the numbers that it draws into its operand `self`."""
+    """Whether an overload is in place: it writes the random numbers into its operand `self`."""
     return name.split(".")[1].endswith("_")
 
 

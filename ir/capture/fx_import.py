@@ -46,10 +46,8 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_$.-]")
 
 
 def import_graph(traced: Traced, aliases: dict[str, list[str]]) -> builtin.ModuleOp:
-    """Return a module whose one function `step` computes the same as the graph.
-
-    aliases: further qualified names of each tied parameter.
-    """
+    """Return a module whose only function, `step`, computes the traced graph. aliases: further
+    qualified names of each tied parameter."""
     importer = _Importer(traced, aliases)
     for node in traced.graph.nodes:
         importer.visit(node)
@@ -63,8 +61,8 @@ def readable(name: str) -> str:
 
 
 def argument_name(kind: str, name: str) -> str:
-    """Turn a qualified name into a value name: `0.weight` becomes `param.0.weight`, since names of
-    values begin with a letter; characters that xDSL does not allow become `_`."""
+    """Turn a qualified name into a value name, `0.weight` into `param.0.weight`: names of values
+    begin with a letter. Characters that xDSL does not allow become `_`."""
     plain = _NOT_IN_NAMES.sub("_", name)
     return plain if plain[:1].isalpha() or plain[:1] == "_" else f"{kind}.{plain}"
 
@@ -132,8 +130,9 @@ class _Importer:
         runs = [(key, len(list(run))) for key, run in groupby(elements)]
         if len(runs) > _MAX_RUNS:
             raise CaptureError(
-                f"{site_of_node(next(iter(node.users)))}: the code writes out a constant tensor of "
-                f"{value.numel()} values; register it as a buffer in __init__ instead."
+                f"{site_of_node(next(iter(node.users)))}: forward holds a constant tensor of "
+                f"{value.numel()} different values, too many to write into the program; register "
+                "it as a buffer in __init__ instead."
             )
         build = self.builder
         if len(runs) <= 1:
@@ -176,7 +175,8 @@ class _Importer:
         form = lookup(name)
         if form is None and not is_pure(name):
             raise CaptureError(
-                f"{site_of_node(node)}: {name} {NOT_PURE}; pass its result as input."
+                f"{site_of_node(node)}: {name} {NOT_PURE}; compute its result before the step, "
+                "and pass it as an input."
             )
         arguments = self._bind(node, name) | memory_order(node)
         call = Call(name, arguments, _result_types(node), self.builder)
@@ -194,8 +194,8 @@ class _Importer:
                 return [resolve(item) for item in cast(Sequence[Any], value)]
             if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 raise CaptureError(
-                    f"{name} has a symbolic size; call maybe_mark_dynamic on no input: "
-                    "programs have fixed shapes."
+                    f"input or value {name} has a symbolic size, but programs have fixed shapes; "
+                    "do not call maybe_mark_dynamic on inputs."
                 )
             return value
 

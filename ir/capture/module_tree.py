@@ -30,10 +30,8 @@ Members = Mapping[str, nn.Module]
 
 
 def block_paths(model: nn.Module, called_again: Collection[str] = ()) -> list[str]:
-    """The paths of all blocks, in the order of the tree.
-
-    called_again: the paths of modules that are called more than once in a step.
-    """
+    """List the paths of all blocks in the order of the module tree. called_again: the paths of
+    modules that are called more than once in a step."""
     return (
         list(_in_containers(model, ""))
         or list(_siblings(model, "", called_again))

@@ -40,8 +40,9 @@ _NO_OUTPUT = (
 
 @dataclass(frozen=True)
 class OutputLeaf:
-    """A tensor output of a program, by name. is_differentiable: whether it requires gradients in
-    eager PyTorch; two leaves with the same name may differ in that (`x` and `x.detach()`)."""
+    """A tensor in the model's return value, by output name. is_differentiable: whether it requires
+    a gradient in eager PyTorch; leaves `x` and `x.detach()` share a name and differ in this
+    flag."""
 
     name: str
     is_differentiable: bool = False
@@ -69,11 +70,11 @@ class Outputs:
 
     @cached_property
     def differentiable(self) -> frozenset[str]:
-        """The names of tensors through which gradients would flow in eager PyTorch."""
+        """Names of the output tensors that require gradients in eager PyTorch."""
         return frozenset(leaf.name for leaf in self.leaves if leaf.is_differentiable)
 
     def build(self, values: Mapping[str, Any]) -> Any:
-        """Build the model's return value. values: a tensor for each output name."""
+        """Rebuild the model's return value. values: a tensor for each output name."""
         if isinstance(self.template, OutputLeaf):
             return _value_of(self.template, values)
         leaves, tree = pytree.tree_flatten(self.template)
@@ -176,7 +177,9 @@ class Wrapped(nn.Module):
         if loss is None:
             raise ValueError(NO_LOSS)
         if loss.ndim:
-            raise ValueError(f"the loss is of shape {tuple(loss.shape)}; make it a scalar.")
+            raise ValueError(
+                f"the loss has shape {tuple(loss.shape)}; reduce it to a scalar (.mean())."
+            )
         returned = loss if self.kind.only_loss else output
         leaves = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, Tensor)]
         _note_differentiable(tuple([leaf.requires_grad for leaf in leaves]))
@@ -216,7 +219,8 @@ class Wrapped(nn.Module):
 
 
 def chosen_loss(output: Any, choice: LossChoice, *, is_needed: bool = True) -> Tensor | None:
-    """Return the loss in a model's output, by key, index or function; None: as `loss_of` does."""
+    """Return the loss in a model's output. choice: its key or index, or a function of the output;
+    None to find it by `loss_of`."""
     if choice is None:
         return loss_of(output, is_needed=is_needed)
     if callable(choice):
@@ -230,8 +234,9 @@ def chosen_loss(output: Any, choice: LossChoice, *, is_needed: bool = True) -> T
             loss = None
     if not isinstance(loss, Tensor):
         raise ValueError(
-            f"loss={choice!r} names no tensor of what forward returns, which is "
-            f"{_described(output)}; give the index or name of its loss, or a function of it."
+            f"loss={choice!r} names no tensor among the outputs of forward, which returns "
+            f"{_described(output)}; give the index or name of the loss, or a function of what "
+            "forward returns."
         )
     return loss
 
@@ -248,7 +253,8 @@ def _described(output: Any) -> str:
 
 def loss_of(output: Any, *, is_needed: bool = True) -> Tensor | None:
     """Find the scalar loss in a model's output: the output itself, its `loss`, its first item, or
-    its only scalar. None without one. Several raise ValueError, or give None if not is_needed."""
+    its only scalar; None if there is none. Several scalars raise ValueError, or return None unless
+    `is_needed`."""
     if isinstance(output, Tensor):
         return output if output.ndim == 0 else None
     loss = None
@@ -306,7 +312,7 @@ _DIFFERENTIABLE: list[bool] = []
 
 @contextlib.contextmanager
 def noting_outputs() -> Iterator[None]:
-    """Note facts about outputs that a graph lacks, for a trace that runs in the context."""
+    """Collect facts about outputs that the traced graph lacks, for a trace in the context."""
     noted: tuple[list[Any], ...] = (_KINDS, _DIFFERENTIABLE, _CUT)
     for notes in noted:
         notes.clear()
@@ -318,7 +324,7 @@ def noting_outputs() -> Iterator[None]:
 
 
 def are_cut() -> bool:
-    """Whether the gradients of outputs are inputs of the backward pass."""
+    """Whether the gradients of outputs, in place of the loss's, are inputs of the backward pass."""
     return bool(_CUT)
 
 

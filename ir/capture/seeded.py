@@ -26,7 +26,7 @@ from shardweave.ir.torch_private import (
 
 
 class Shard(NamedTuple):
-    """The shard of a tensor of global shape `shape` on the device at mesh `coordinates`."""
+    """The shard of a tensor of global `shape` that the device at mesh `coordinates` holds."""
 
     shape: tuple[int, ...]
     sharding: Sharding
@@ -80,8 +80,8 @@ class SeededRandom(TorchDispatchMode):
         if isinstance(func, HigherOrderOperator):
             if not func.name().startswith("flex_attention"):
                 raise ValueError(
-                    f"sw.seeded: what torch.{func.name()} calls may draw otherwise than a step; "
-                    "leave it out to compare."
+                    f"sw.seeded: torch.{func.name()} may draw other random numbers than a "
+                    "compiled step does; remove it to compare with a step."
                 )
             return func(*args, **kwargs)  # scores and masks draw nothing
         if torch.Tag.nondeterministic_seeded not in func.tags:
@@ -99,8 +99,9 @@ class SeededRandom(TorchDispatchMode):
             return taken_apart
         if backward_pass_number() != -1 and not self._in_backward:
             raise ValueError(
-                f"sw.seeded: {name} draws in a backward pass, as torch.utils.checkpoint does when "
-                "it computes the forward pass again; leave checkpoints out to compare."
+                f"sw.seeded: {name} draws random numbers in the backward pass, as "
+                "torch.utils.checkpoint does when it recomputes the forward pass; remove the "
+                "checkpoints to compare with a step."
             )
         drawn = recipe(self._draw(given))
         if is_in_place(name):

@@ -27,12 +27,12 @@ _TRACING = (
 
 
 class CaptureError(ValueError):
-    """The model cannot be captured; the message says which part and what to change."""
+    """Raised if the model cannot be captured; the message says which part and what to change."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """A line of the user's code, and the path of the module in whose forward it ran."""
+    """A line of the user's code, and the path of the module whose forward ran it."""
 
     module: str = ""
     file: str = ""
@@ -48,7 +48,8 @@ class Site:
 
 
 def site_of_node(node: torch.fx.Node) -> Site:
-    """Return the site of a call in a traced graph; for a backward call, its forward call's site."""
+    """Return the source line of a traced call; a call of the backward pass has its forward
+    call's."""
     meta = node.meta
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
     file, line = users_line(meta.get("stack_trace")) or _NOWHERE
@@ -56,18 +57,18 @@ def site_of_node(node: torch.fx.Node) -> Site:
 
 
 def site_of_frames(module: str, frames: Iterable[FrameSummary]) -> Site:
-    """Return the site, in `module`, of the innermost frame in the user's own code."""
+    """Return the site of the innermost stack frame in user code. module: the site's module."""
     places = [(frame.filename, frame.lineno or 0) for frame in frames]
     return Site(module, *(_innermost(places) or _NOWHERE))
 
 
 def is_torchs_own(file: str) -> bool:
-    """Whether a file belongs to torch, but not to the parts of torch that trace a model."""
+    """Whether a file belongs to torch, except the parts of torch that trace a model."""
     return file.startswith(TORCH) and not file.startswith(_TRACING) and os.path.isfile(file)
 
 
 def users_line(stack_trace: str | None) -> tuple[str, int] | None:
-    """File and line of the innermost user frame, or torch's innermost one; None without frames."""
+    """File and line of the innermost frame in user code, else in torch; None without frames."""
     places = [(file, int(line)) for file, line in _FRAME.findall(stack_trace or "")]
     return _innermost(places)
 
@@ -85,7 +86,7 @@ def module_path(stack: Mapping[str, tuple[str, Any]] | None) -> str | None:
 
 @lru_cache(maxsize=4096)
 def qualified(source: str) -> str:
-    """Turn dynamo's name of a module or its attribute into the qualified name in the model."""
+    """Turn dynamo's name of a module, or of its attribute, into the qualified name in the model."""
     path = (
         _CHILD.sub(r".\1", _GLOBAL.sub("", source))
         .removeprefix("L['self']")

@@ -64,7 +64,7 @@ OutputKind = Literal["loss", "output", "grad", "buffer"]
 
 @dataclass(frozen=True)
 class Traced:
-    """A functional graph, with the kind and name of each placeholder and of each flat output.
+    """A functional graph of forward and backward, with the kind and name of each input and output.
 
     Names are qualified names in the model, or names of forward's arguments.
     """
@@ -88,11 +88,9 @@ def trace(
     kind: Kind,
     form: Form | None = None,
 ) -> Traced:
-    """Trace forward and backward as one graph, or the forward pass alone, as `kind` says.
-
-    form: the structure of the call whose tensors are `args`; None if `args` and `kwargs` are the
-    call's own arguments. Raises CaptureError if torch cannot trace the model.
-    """
+    """Trace forward and backward as one graph, or the forward pass alone, as `kind` says. form: the
+    structure of the call whose tensors are `args`; None if `args` and `kwargs` are the call's own
+    arguments. Raises CaptureError if torch cannot trace the model."""
     note_newer()
     model, args, kwargs = off_meta(model, args, kwargs)
     _check_arguments(args, kwargs)
@@ -384,7 +382,7 @@ def _input(desc: Any, names: Sequence[str], outputs: Sequence[Any] = ()) -> tupl
         return "input", TANGENT + str(outputs[cast(Any, desc.output).idx])
     if isinstance(desc, aot.PlainAOTInput):
         return "input", names[int(desc.idx)]
-    raise CaptureError(f"input {desc} of the traced graph is of a kind that is not supported.")
+    raise CaptureError(f"the traced graph has an input that is not supported: {desc}.")
 
 
 def _output(desc: Any, names: list[str]) -> tuple[OutputKind, str]:
@@ -395,7 +393,7 @@ def _output(desc: Any, names: list[str]) -> tuple[OutputKind, str]:
 
 
 def called_again(graph: torch.fx.Graph) -> set[str]:
-    """The qualified names of modules that are called more than once."""
+    """The qualified names of modules that a step calls more than once."""
     stacks = (node.meta.get("nn_module_stack") or {} for node in graph.nodes)
     entries = (item for stack in stacks for item in stack.items())
     return {qualified(path) for key, (path, _) in entries if "@" in key}

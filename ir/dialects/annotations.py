@@ -46,7 +46,7 @@ def common_path(layers: Iterable[str]) -> str:
 
 
 def joined_layers(op: Operation) -> list[str]:
-    """The op's layer; for a dist op with several producers, their layers. Distinct, without ''."""
+    """Layers of an op: its own, or those of a dist op's several producers. Distinct, without ''."""
     makers = [value.owner for value in op.operands if isinstance(value.owner, Operation)]
     is_joined = op.name.startswith("dist.") and len(set(makers)) > 1
     layers = dict.fromkeys(map(layer_of, makers if is_joined else [op]))
@@ -54,7 +54,7 @@ def joined_layers(op: Operation) -> list[str]:
 
 
 def shortened(layers: Sequence[str]) -> list[str]:
-    """At most four names: of more, the first two, how many lie between, and the last."""
+    """Shorten a list of layers to at most four entries: the first two, "N more", and the last."""
     if len(layers) <= _SHOWN:
         return list(layers)
     return [*layers[:2], f"{len(layers) - 3} more", layers[-1]]
@@ -71,14 +71,14 @@ def set_phase(op: Operation, phase: str) -> None:
 
 
 def follow_makers(op: Operation) -> None:
-    """Set a forward op's phase to backward if it reads a result of another phase."""
+    """Set an op's phase from forward to backward if it reads a result of a later phase."""
     makers = (value.owner for value in op.operands if isinstance(value.owner, Operation))
     if phase_of(op) == "forward" and any(phase_of(maker) != "forward" for maker in makers):
         set_phase(op, "backward")
 
 
 def origin_of(op: Operation) -> str | None:
-    """The name of the value whose op a recomputed op was cloned from; None for an original."""
+    """Name of the value that a recomputed op computes again; None for other ops."""
     origin = op.properties.get("origin")
     return origin.data if isinstance(origin, StringAttr) else None
 
@@ -89,7 +89,7 @@ def set_origin(op: Operation, origin: str) -> None:
 
 
 def copy_of(op: Operation) -> Copy | None:
-    """The sub-batch of an op; None for ops that all sub-batches share."""
+    """The sub-batch coordinates of an op; None for an op that all sub-batches share."""
     copy = op.properties.get("copy")
     if copy is None:
         return None
@@ -101,15 +101,13 @@ def set_copy(op: Operation, copy: Copy) -> None:
 
 
 def sharding_attrs_of(op: Operation) -> Sequence[ShardingAttr] | None:
-    """The sharding attribute of each result; None without any. `shardings_of` decodes them."""
+    """The sharding attributes of an op's results; None without any. `shardings_of` decodes them."""
     return _list_of(op, "sharding")
 
 
 def sharding_attrs_of_value(value: SSAValue) -> list[ShardingAttr] | None:
-    """The sharding attribute of a value, as a list for an op that has it as its only result.
-
-    None for an argument, and if the value's op has no shardings.
-    """
+    """A value's sharding attribute, in a list; None for an argument or if its op has no
+    shardings."""
     if not isinstance(value, OpResult):
         return None
     shardings = sharding_attrs_of(value.op)
@@ -117,7 +115,7 @@ def sharding_attrs_of_value(value: SSAValue) -> list[ShardingAttr] | None:
 
 
 def wanted_attrs_of(op: Operation) -> Sequence[ShardingAttr] | None:
-    """The sharding attribute wanted of each result; None if free. `wishes_of` decodes them."""
+    """The sharding attributes that a plan asks of an op's results; None if free (`wishes_of`)."""
     return _list_of(op, "wanted")
 
 
@@ -132,7 +130,7 @@ def set_sharding_attrs(op: Operation, shardings: Sequence[ShardingAttr] | None) 
 
 
 def set_wanted_attrs(op: Operation, shardings: Sequence[ShardingAttr] | None) -> None:
-    """Set the sharding wanted of each result; None removes the annotation."""
+    """Set the sharding attributes that a plan asks of an op's results; None removes them."""
     _set_list(op, "wanted", shardings)
 
 
@@ -151,7 +149,7 @@ def set_shardings(
 
 
 def annotate(op: Operation, source: Operation) -> None:
-    """Copy layer, phase, origin and copy (no sharding) and the location of `source`."""
+    """Copy layer, phase, origin, copy and location, but no sharding, from op `source` to `op`."""
     for name in ANNOTATIONS[:4]:
         if name in source.properties and name not in op.properties:
             op.properties[name] = source.properties[name]
@@ -163,7 +161,7 @@ def properties_without(op: Operation, *names: str) -> dict[str, Attribute]:
 
 
 def arguments_of(op: Operation, *annotations: str) -> frozenset[tuple[str, Attribute]]:
-    """The properties to compare ops by: all but annotations, plus the named `annotations`."""
+    """Properties by which ops are compared: all but annotations, plus those in `annotations`."""
     ignored = _NAMES.difference(annotations) if annotations else _NAMES
     return frozenset([item for item in op.properties.items() if item[0] not in ignored])
 
@@ -192,7 +190,7 @@ def _is_list(attribute: Attribute, kind: type[Attribute], length: int | None = N
 
 
 def describe(op: Operation) -> str:
-    """Name an op for messages: its name, first result, layers, and line of the model's source."""
+    """Name an op in messages: its op name, first result, layers, and line in the model's source."""
     layers = shortened([f"'{layer}'" for layer in joined_layers(op)])
     result = op.results[0].name_hint if op.results else None
     value = f" (%{result})" if result else ""

@@ -95,7 +95,7 @@ _TENSOR_TYPES = {"Tensor", "Optional[Tensor]", "List[Tensor]", "List[Optional[Te
 
 @cache
 def overload_named(name: str) -> OpOverload[..., Any]:
-    """The torch overload of an op name, such as `aten.add.Tensor` or `aten.sum` (the default)."""
+    """The torch overload for an op name, such as `aten.add.Tensor`, or `aten.sum` (the default)."""
     if name in OWN_OPS:
         return getattr(torch.ops.shardweave, name.removeprefix("dist.")).default
     namespace, packet, *overload = name.split(".")
@@ -138,7 +138,7 @@ class AtenOp(CallOp):
         return signature_of(self.name)
 
     def tensor(self, name: str) -> SSAValue | None | list[SSAValue | None]:
-        """The operand (or list of operands) given for a schema argument; None if absent."""
+        """Operand (or list of operands) for a tensor argument of the schema; None if absent."""
         given = self.structured_operands
         for index, parameter in enumerate(self.signature.tensors):
             if parameter.name == name:
@@ -146,7 +146,7 @@ class AtenOp(CallOp):
         raise KeyError(f"{self.name} has no tensor argument '{name}'")
 
     def value(self, name: str) -> Any:
-        """The Python value of a stored argument, or the schema's default."""
+        """The Python value of an argument that is no tensor; the schema's default if not stored."""
         attribute = self.properties.get(name)
         if attribute is not None:
             return to_python(attribute)
@@ -163,7 +163,7 @@ class AtenOp(CallOp):
         given, wanted = self.structured_operands, self.signature.tensors
         if len(given) > len(wanted):
             raise VerifyException(
-                f"{self.name} takes {len(wanted)} tensor arguments, found {len(given)}"
+                f"{self.name} takes at most {len(wanted)} tensor arguments, found {len(given)}"
             )
         for parameter, operand in zip_longest(wanted, given):
             _check_operand(self.name, parameter, operand)
@@ -172,7 +172,9 @@ class AtenOp(CallOp):
                 continue
             parameter = self.signature.parameter(name)
             if parameter is None or parameter.is_tensor or name in NOT_STORED:
-                raise VerifyException(f"{self.name} has no argument '{name}' to store")
+                raise VerifyException(
+                    f"{self.name} has no argument '{name}' that a property can hold"
+                )
             try:
                 to_python(attribute)
             except ValueError as error:
@@ -184,7 +186,7 @@ class AtenOp(CallOp):
 
 
 def maker(value: SSAValue, *names: str) -> AtenOp | None:
-    """The ATen op that makes a value, if its name is in `names`; else None."""
+    """The ATen op that computes a value, if its name is one of `names`; else None."""
     op = value.owner
     return op if isinstance(op, AtenOp) and op.name in names else None
 
@@ -193,8 +195,8 @@ def _check_start(name: str, start: object) -> None:
     """Refuse a negative start: the end of a slice is derived from its start and result type."""
     if start is not None and not (type(start) is int and start >= 0):
         raise VerifyException(
-            f"{name}: start is {start}, expected a whole number that counts from the front; write "
-            "the index of the first element"
+            f"{name}: start is {start}, expected an index >= 0; count the index of the first "
+            "element from the front"
         )
 
 
@@ -203,7 +205,7 @@ def _check_operand(
 ) -> None:
     optional = parameter.has_default or parameter.type.startswith("Optional")
     if operand is None and not optional and not parameter.is_list:
-        raise VerifyException(f"{name} lacks its tensor argument '{parameter.name}'")
+        raise VerifyException(f"{name} is missing its tensor argument '{parameter.name}'")
     if operand is not None and isinstance(operand, list) != parameter.is_list:
         wanted = "a list [..]" if parameter.is_list else "one tensor"
         raise VerifyException(f"{name} expects {wanted} for '{parameter.name}'")
@@ -217,7 +219,7 @@ _keys = ByIdentity[OpKey]()
 
 
 def key_of_op(op: Operation) -> OpKey:
-    """A key that is equal for ops of equal name, types and arguments, whatever their layer."""
+    """A key that is equal for ops with equal name, types and arguments, whatever their layer."""
     arguments = [item for item in op.properties.items() if item[0] not in _ANNOTATIONS]
     types = [value.type for value in (*op.operands, *op.results)]
     near = op.name, len(op.results), *map(id, types), *[(name, id(a)) for name, a in arguments]

@@ -137,8 +137,8 @@ class ShardingAttr(ParametrizedAttribute):
     @staticmethod
     @lru_cache(maxsize=16384)
     def of(sharding: Sharding, shape: tuple[int, ...]) -> ShardingAttr:
-        """The attribute for a value of global `shape`. Stride 0 stands for a plain shard, length 0
-        for a dim that is cut evenly."""
+        """The attribute for the sharding of a value of global `shape`. Stride 0 stands for a
+        contiguous shard, length 0 for an evenly sharded dim."""
         pairs = list(zip(sharding.dims, shape, strict=True))
         names = [[StringAttr(p.axis) for p in dim] for dim in sharding.dims]
         strides = [
@@ -163,7 +163,7 @@ class ShardingAttr(ParametrizedAttribute):
         return _kept(_on, self, shape, mesh)
 
     def on_local(self, local: tuple[int, ...], mesh: Mesh) -> Sharding:
-        """The sharding of a value, given the shape `local` of the part that one rank holds."""
+        """The sharding of a value whose shard on one rank has the shape `local`."""
         return _kept(_on_local, self, local, mesh)
 
     def verify(self) -> None:
@@ -251,8 +251,9 @@ def _on_local(attr: ShardingAttr, local: tuple[int, ...], mesh: Mesh) -> Shardin
     sharding = _on(attr, tuple(shape), mesh)
     if sharding.local_shape(shape) != local:
         raise ValueError(
-            f"sharding {attr} does not fit a part of shape {local}: parts of {tuple(shape)} "
-            f"have the shape {sharding.local_shape(shape)}."
+            f"sharding {attr} gives shards of shape {sharding.local_shape(shape)} for a value of "
+            f"global shape {tuple(shape)}, but the shard here has shape {local}; correct the "
+            "sharding or the type."
         )
     return sharding
 
@@ -261,8 +262,8 @@ def _on_local(attr: ShardingAttr, local: tuple[int, ...], mesh: Mesh) -> Shardin
 def _on(attr: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
     if len(attr.dims) != len(shape):
         raise ValueError(
-            f"sharding {attr} has {len(attr.dims)} dims, but the value has shape {shape}; "
-            "give one {...} per dim."
+            f"sharding {attr} has {len(attr.dims)} dims, but the value has shape {shape}; give "
+            "one {...} per dim."
         )
     dims: list[tuple[Placement, ...]] = []
     cuts = zip(attr.dims, attr.strides, attr.lengths, shape, strict=True)
@@ -270,8 +271,8 @@ def _on(attr: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
         axes = [name.data for name in names]
         if length.data not in (0, size):
             raise ValueError(
-                f"sharding {attr} is of a dim of size {length.data}, but the value has shape "
-                f"{shape}; write the size that it has, or none."
+                f"sharding {attr} says that a dim has size {length.data}, but the value has "
+                f"shape {shape}; write the dim's size, or leave it out."
             )
         if not any(stride.data for stride in strides):
             dims.append(contiguous(axes, size, mesh))
@@ -281,8 +282,8 @@ def _on(attr: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
             dims.append(of_length(ordered(p for p in placements if p.size > 1), size))
         else:
             raise ValueError(
-                f"sharding {attr} gives a stride to some axes of a dim and none to others; give "
-                "one to each, or to none for plain nested shards."
+                f"sharding {attr} gives a stride to some axes of a dim but not to others; give a "
+                "stride to each axis, or to none for contiguous nested shards."
             )
     wide = (axis.data for axis in attr.unreduced if mesh.size(axis.data) > 1)
     unreduced = tuple(sorted(wide, key=mesh.names.index))

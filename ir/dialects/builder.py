@@ -24,7 +24,7 @@ _Op = TypeVar("_Op", bound=Operation)
 
 @dataclass(frozen=True)
 class Builder:
-    """Inserts ops, one after another, with the annotations and location of `like`, if given."""
+    """Inserts ops one after another; if op `like` is given, with its annotations and location."""
 
     add: Callable[[Operation], object]
     like: Operation | None
@@ -50,7 +50,8 @@ class Builder:
         return Builder(lambda op: Rewriter.insert_op(op, point), like)
 
     def insert(self, op: _Op, hint: str | SSAValue | None = "") -> _Op:
-        """Insert an op and return it. hint: a name, or a value of that name; default: the op's."""
+        """Insert an op and return it. hint: the name for its results, or a value with that name; by
+        default the op's own name."""
         if self.like is not None:
             annotate(op, self.like)
         name = hint.name_hint if isinstance(hint, SSAValue) else hint
@@ -69,7 +70,7 @@ class Builder:
         hint: str | SSAValue | None = "",
         **values: Literal,
     ) -> SSAValue:
-        """Insert an aten op of `type_`, by default that of operand 0; returns its only result."""
+        """Insert an aten op; return its only result. type_: its type, by default operand 0's."""
         if type_ is None:
             first = operands[0]
             assert isinstance(first, SSAValue), f"give the result type of {name}"
@@ -80,7 +81,8 @@ class Builder:
 def remade(
     op: _Op, operands: Sequence[SSAValue], result_types: Sequence[Attribute], **values: Literal
 ) -> _Op:
-    """Copy an op with other operands, types and `values`, without shardings; not inserted."""
+    """Copy an op with other operands, result types and arguments `values`. The copy has no
+    shardings and is not inserted."""
     properties = properties_without(op, "sharding", "wanted")
     properties.update({name: to_attribute(value) for name, value in values.items()})
     return type(op).create(
@@ -89,7 +91,7 @@ def remade(
 
 
 def on_some(op: _Op, indices: Sequence[int]) -> _Op:
-    """Copy an op with only the operands and results at `indices`; not inserted."""
+    """Copy an op with only its operands and results at `indices`; the copy is not inserted."""
     some = remade(op, [op.operands[i] for i in indices], [op.results[i].type for i in indices])
     shardings = sharding_attrs_of(op)
     set_sharding_attrs(some, shardings and [shardings[i] for i in indices])

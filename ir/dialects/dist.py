@@ -170,7 +170,7 @@ class AllToAllOp(AlongDimOp, CollectiveOp):
 
 @irdl_op_definition
 class SliceOp(AlongDimOp):
-    """Keep this rank's shard of a value that every rank of `axes` holds whole. No traffic."""
+    """Keep this rank's shard of a value that is replicated over `axes`. No traffic."""
 
     name = "dist.slice"
     value = operand_def(TENSOR)
@@ -179,7 +179,7 @@ class SliceOp(AlongDimOp):
 
 @irdl_op_definition
 class ShardIndexOp(OverAxesOp):
-    """This rank's position among the ranks of `axes` (the first axis slowest): a scalar i64."""
+    """This rank's row-major index on `axes` (the first axis varies slowest), as a scalar i64."""
 
     name = "dist.shard_index"
     index = result_def(TensorType(i64, ()))
@@ -190,7 +190,7 @@ class ShardIndexOp(OverAxesOp):
 
 @irdl_op_definition
 class WaitOp(DistOp):
-    """Wait for all results of one started collective. Results: the same values, arrived."""
+    """Wait for a started collective. Results: the collective's results, now complete."""
 
     name = "dist.wait"
     in_flight = var_operand_def(TENSORS)
@@ -202,7 +202,7 @@ class WaitOp(DistOp):
 
 
 class HostCopyOp(DistOp):
-    """Base of the copies between a device and its host. Shape and sharding stay. No traffic."""
+    """Base of the copies between device and host memory. Shape and sharding stay. No traffic."""
 
     value = operand_def(TENSOR)
     copied = result_def(TENSOR)
@@ -230,7 +230,7 @@ class ToDeviceOp(HostCopyOp):
 
 
 def is_on_host(value: SSAValue) -> bool:
-    """Whether a value is the result of a copy to the host, finished or in flight."""
+    """Whether a value is the result of a copy to the host, complete or in flight."""
     op = value.owner
     if isinstance(op, WaitOp):
         op = op.operands[0].owner
@@ -244,10 +244,10 @@ def is_copied_back(value: SSAValue) -> bool:
 
 @irdl_op_definition
 class SendOp(DistOp):
-    """Send a value to the same rank of another stage. Traffic: the value's bytes.
+    """Send a value to the rank with the same mesh coordinates in another stage. Traffic: its bytes.
 
-    Only in the functions of stages. `to`: the stage; `name`: distinguishes the messages of one
-    micro-batch between two stages. The rank of equal coordinates there receives it (`dist.recv`).
+    Only in stage functions. `to`: the receiving stage. `name`: identifies the message among those
+    of one micro-batch between two stages; `dist.recv` receives it.
     """
 
     name = "dist.send"
@@ -272,7 +272,8 @@ class SendOp(DistOp):
 
 @irdl_op_definition
 class RecvOp(DistOp):
-    """Receive the value that the same rank of stage `source` sends as `name`, in its sharding."""
+    """Receive the value that stage `source` sends as `name`, from the rank with the same mesh
+    coordinates, in the sender's sharding."""
 
     name = "dist.recv"
     from_attr = prop_def(NUMBER, prop_name="source")
@@ -330,7 +331,7 @@ def create_dist(
 
 
 def sent_bytes(op: DistOp, mesh: Mesh) -> float:
-    """Bytes that one rank sends for a collective (ring algorithms)."""
+    """Bytes that one rank sends for a collective with ring algorithms."""
     return op.sent_elements(mesh) * dtype_of_value(op.operands[0]).itemsize
 
 
@@ -347,7 +348,8 @@ HOST_COPIES: dict[type[DistOp], type[DistOp]] = {
 
 
 def dist_dialect() -> Dialect:
-    """The dialect of sharded programs: collectives, messages, runs of stages, ops of our own."""
+    """The dialect of sharded programs: collectives (registered ones too), messages, runs of
+    stages."""
     return Dialect(
         "dist",
         [
@@ -372,7 +374,7 @@ _Collective = TypeVar("_Collective", bound=CollectiveOp)
 
 
 def register_collective(kind: type[_Collective]) -> type[_Collective]:
-    """Register a collective and its asynchronous form, so that programs can contain them.
+    """Register a collective class and its asynchronous form, so that programs can contain both.
 
     Use it as a decorator above `irdl_op_definition`. Raises ValueError if the name is taken or is
     not `dist.<kind>`.

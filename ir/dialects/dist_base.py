@@ -57,7 +57,8 @@ class DistOp(DefinedOp):
         return None
 
     def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
-        """The result shapes that the operands imply; without operands, those of the results."""
+        """The result shapes that the operands' shapes imply; for an op without operands, its
+        own."""
         if not self.operands:
             return [shape_of(result) for result in self.results]
         ranks = mesh.sizes(self.axes)
@@ -65,12 +66,14 @@ class DistOp(DefinedOp):
 
     @classmethod
     def kind(cls) -> str:
-        """The name without its dialect: `all_reduce` of a `dist.start_all_reduce`, too."""
+        """The op's name without `dist.` and `start_`: `all_reduce` for `dist.start_all_reduce`
+        too."""
         return cls.name.removeprefix("dist.").removeprefix("start_")
 
     @property
     def effect(self) -> Effect | None:
-        """The op's effect on each operand; None if it does not reduce, gather or shard it."""
+        """The effect on each operand: reduce, gather or shard. None if the op does something
+        else."""
         return None
 
     @property
@@ -86,17 +89,17 @@ class DistOp(DefinedOp):
         return effect is not None and effect == Effect(gathers=effect.gathers) != Effect()
 
     def after(self, sharding: Sharding, mesh: Mesh) -> Sharding:
-        """The result's sharding. Raises ValueError if the op cannot take the operand's."""
+        """The result's sharding, given the operand's. ValueError if the op cannot take this."""
         if self.effect is None:
             raise ValueError(_no_effect(self, "after"))
         return self.effect.sharding_after(sharding, self.axes, mesh)
 
     def expected_shape(self, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
-        """The local shape of the result of an operand of local `shape`, over `ranks` ranks."""
+        """The local shape of a result, given the operand's, `shape`, and the number of ranks."""
         return shape if self.effect is None else self.effect.shape_after(shape, ranks)
 
     def on_shards(self, members: Sequence[Tensor]) -> list[Tensor]:
-        """Compute each rank's result from `members`, the operands of one group's ranks in order."""
+        """Compute each rank's result. members: the operands of the ranks in one group, in order."""
         if self.effect is None:
             raise ValueError(_no_effect(self, "on_shards"))
         return self.effect.on_shards(members)
@@ -131,13 +134,13 @@ class CollectiveOp(OverAxesOp):
     """Base of the ops that communicate. `register_collective` makes a subclass known.
 
     A subclass defines `name` (under `dist.`), its operands and results, `effect`, and `sent`,
-    unless each rank keeps its share of the operands and sends the rest. One whose effect is none
-    of these defines `after`, `expected_shape` and `on_shards` instead; its programs then cannot be
-    proved, and have no time axes.
+    unless each rank keeps its share of the operands and sends the rest. A subclass that does not
+    reduce, gather or shard defines `after`, `expected_shape` and `on_shards` in place of `effect`;
+    its programs then cannot be proved, and have no time axes.
 
-    ALL_PAIRS: whether each rank sends to all others, instead of along a ring. ROUNDS: how many
-    times a ring passes each byte on. JOINS_OPERANDS: whether its result is made of all operands
-    (`over_members`), instead of one of each.
+    ALL_PAIRS: whether each rank sends to all others, instead of along a ring. ROUNDS: number of
+    times that each byte goes around the ring. JOINS_OPERANDS: whether each result depends on all
+    operands (`over_members`) instead of one.
     """
 
     ALL_PAIRS: ClassVar[bool] = False
@@ -149,16 +152,17 @@ class CollectiveOp(OverAxesOp):
         return cls.ROUNDS * elements * (ranks - 1) / ranks
 
     def over_members(self, members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """Compute each rank's result from `members`: all operands of each rank of one group."""
+        """Compute the result of each rank of one group. members: the operands of each rank."""
         raise NotImplementedError
 
     @staticmethod
     def on_group(*arguments: Any, **named: Any) -> Any:
-        """Run one process's part: `on_group(x, group, ..)`, with the op's arguments by name.
+        """Run the collective in one process: `on_group(x, group, ..)`, with the op's arguments by
+        name.
 
-        x: its operand. group: a `backends.distributed.in_flight.Group`, of several ranks. Returns
-        an `InFlight` where a message is started that the wait completes, or else the result. Only
-        for collectives of one's own: the runtime has methods for the others.
+        x: the operand. group: a `backends.distributed.in_flight.Group` of several ranks. Returns an
+        `InFlight` if the collective is started and completes at the wait, else its result. Only
+        registered collectives define it: the runtime has methods for the others.
         """
         raise NotImplementedError
 

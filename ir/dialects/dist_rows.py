@@ -24,9 +24,9 @@ from shardweave.ir.mesh.placement import Sharding
 
 
 class RowsOp(CollectiveOp):
-    """Base of both ops: operands are rows or a table, row numbers, and the routes.
+    """Base of the ops on sharded tables. Operands: rows or a table, row numbers, and routes.
 
-    MAKES_TABLE: whether the table is the result.
+    MAKES_TABLE: whether the result is the table.
     """
 
     ALL_PAIRS: ClassVar[bool] = True
@@ -49,8 +49,8 @@ class RowsOp(CollectiveOp):
         return super().problem_on(mesh)
 
     def after(self, sharding: Sharding, mesh: Mesh) -> Sharding:
-        """The sharding that the op declares, as no operand's implies a number of rows. Raises
-        ValueError if the table's rows are not sharded over `axes`, in this order."""
+        """The sharding that the op declares, since no operand implies the result's number of rows.
+        Raises ValueError if the table's rows are not sharded over `axes`, in this order."""
         written = cast("ArrayAttr[ShardingAttr] | None", self.properties.get("sharding"))
         made = sharding
         if written is not None:
@@ -58,12 +58,14 @@ class RowsOp(CollectiveOp):
         rows = (made if self.MAKES_TABLE else sharding).dims[0]
         if written is not None and tuple(placement.axis for placement in rows) != self.axes:
             raise ValueError(
-                f"the table's rows are not in shards over {list(self.axes)}, in this order"
+                f"dim 0 of the table must be sharded over the axes {list(self.axes)}, in this "
+                "order; correct its sharding"
             )
         return made
 
     def sent_elements(self, mesh: Mesh) -> float:
-        """Estimate the elements sent by balanced routes: a row once to each rank that needs it."""
+        """Estimate the elements that one rank sends, with balanced routes: each row once to each
+        rank that needs it."""
         ranks, tokens = shape_of(self.operands[2])
         width = num_elements(self.operands[0]) / max(shape_of(self.operands[0])[0], 1)
         needed = tokens * (1 - (1 - 1 / tokens) ** shape_of(self.operands[1])[0])

@@ -54,10 +54,10 @@ class YieldOp(DefinedOp):
 
 @irdl_op_definition
 class FusedOp(DefinedOp):
-    """A region of `aten` ops to compute in one kernel.
+    """A region of `aten` ops that one kernel computes.
 
-    Shapes: the region's arguments are the operands, what it yields are the results. `at`: for
-    each op of the region its place among the ops of the step before they were fused.
+    Shapes: the region's arguments are the operands; the values that it yields are the results.
+    `at`: the index that each op of the region had among the step's ops before fusion.
     """
 
     name = "kernel.fused"
@@ -77,14 +77,14 @@ class FusedOp(DefinedOp):
 
     @property
     def yielded(self) -> tuple[SSAValue, ...]:
-        """The values of the region that become the op's results, in order."""
+        """The values that the region yields as the op's results, in order."""
         last = self.block.last_op
         assert isinstance(last, YieldOp)
         return tuple(last.operands)
 
     @property
     def places(self) -> list[int]:
-        """Positions of the ops in the step before they were fused; empty if not known."""
+        """Indices of the region's ops among the step's ops before fusion; empty if not known."""
         return [] if self.at_attr is None else [place.value.data for place in self.at_attr]
 
     def print(self, printer: Printer) -> None:
@@ -101,15 +101,15 @@ class FusedOp(DefinedOp):
     def verify_(self) -> None:
         last = self.block.last_op
         if not isinstance(last, YieldOp):
-            raise VerifyException("the region ends in kernel.yield(..)")
+            raise VerifyException("the region of a fused op must end in kernel.yield(..)")
         odd = [op.name for op in self.block.ops if not isinstance(op, AtenOp) and op is not last]
         if odd:
-            raise VerifyException(f"it holds aten ops only, found {odd[0]}")
+            raise VerifyException(f"a fused region may hold aten ops only, found {odd[0]}")
         _check_types("takes", self.operands, self.block.args)
         _check_types("gives", self.results, last.operands)
         count = sum(1 for _ in self.block.ops) - 1
         if self.at_attr is not None and len(self.places) != count:
-            raise VerifyException(f"at must list {count} places, one for each op of the region")
+            raise VerifyException(f"'at' must list {count} indices, one for each op of the region")
 
 
 def _check_types(verb: str, outside: Sequence[SSAValue], inside: Sequence[SSAValue]) -> None:
@@ -117,7 +117,9 @@ def _check_types(verb: str, outside: Sequence[SSAValue], inside: Sequence[SSAVal
     actual = [value.type for value in inside]
     if wanted != actual:
         words = ", ".join(map(str, actual))
-        raise VerifyException(f"it {verb} {', '.join(map(str, wanted))}, but its region {words}")
+        raise VerifyException(
+            f"the op {verb} {', '.join(map(str, wanted))}, but its region {verb} {words}"
+        )
 
 
 def kernel_dialect() -> Dialect:
@@ -125,10 +127,10 @@ def kernel_dialect() -> Dialect:
 
 
 def fuse(ops: list[Operation], before: Operation, places: list[int]) -> FusedOp:
-    """Move `ops`, in this order, into a new fused op, inserted before `before`; returns it.
+    """Move `ops` into a new fused op before the op `before`; return the fused op.
 
-    The caller has checked that every operand is defined before `before`, and that no result is
-    used from outside before it. Annotations are the caller's to set.
+    The caller has checked that every operand is defined above `before`, and that no result is used
+    above it. It also sets the fused op's annotations.
     """
     members = set(ops)
     inputs = dict.fromkeys(v for op in ops for v in op.operands if v.owner not in members)
@@ -170,7 +172,7 @@ def escaping_values(ops: Collection[Operation]) -> list[SSAValue]:
 
 
 def inline(fused: FusedOp) -> list[Operation]:
-    """Put the ops of a region in the place of the fused op; returns them."""
+    """Replace a fused op by the ops of its region; return these."""
     ops: list[Operation] = list(fused.fused_ops)
     values, last = fused.yielded, fused.block.last_op
     assert last is not None

@@ -29,7 +29,8 @@ Operands = Sequence[SSAValue | None | Sequence[SSAValue | None]]
 
 
 def flatten(operands: Operands) -> tuple[list[SSAValue], Attribute | None]:
-    """Flat operands, and the structure property if some are absent or in lists."""
+    """Flatten operands. Also returns the structure property: None if none is absent or in a
+    list."""
     flat: list[SSAValue] = []
     structure: list[int | list[int]] = []
     for operand in operands:
@@ -48,17 +49,17 @@ def flatten(operands: Operands) -> tuple[list[SSAValue], Attribute | None]:
 
 
 class CallOpMeta(ABCMeta):
-    """Tells instances by their class alone, in half of the time that ABCMeta takes."""
+    """Metaclass that checks instances by class alone, which takes half of ABCMeta's time."""
 
     __instancecheck__ = type.__instancecheck__
 
 
 class CallOp(Operation, metaclass=CallOpMeta):
-    """An op whose text is a call. The base of all ops of the three dialects of our own."""
+    """Base of the ops whose text is a call: all ops of the dialects aten, dist and kernel."""
 
     @property
     def structured_operands(self) -> list[SSAValue | None | list[SSAValue | None]]:
-        """The operands as the schema groups them: a value, None, or a list of these."""
+        """Operands as the schema groups them: each a value, None, or a list of values and None."""
         structure = self.properties.get(STRUCTURE)
         if structure is None:
             return list(self.operands)

@@ -47,7 +47,7 @@ def dtype_word(dtype: torch.dtype) -> str:
 
 
 def is_float8(dtype: torch.dtype) -> bool:
-    """Whether a dtype is an 8-bit float, which torch does not promote; its products have scales."""
+    """Whether a dtype is an 8-bit float: torch promotes none, and their products have scales."""
     return dtype.is_floating_point and dtype.itemsize == 1
 
 
@@ -57,7 +57,7 @@ def form_of(tensor: torch.Tensor) -> str:
 
 
 def element_of(dtype: torch.dtype) -> Attribute:
-    """The xDSL element type of a torch dtype. Raises ValueError for quantized and the like."""
+    """The xDSL element type of a torch dtype. ValueError for quantized and similar dtypes."""
     if dtype not in _ELEMENTS:
         known = ", ".join(map(dtype_word, _ELEMENTS))
         raise ValueError(f"dtype {dtype} has no tensor type in the IR; use one of {known}.")

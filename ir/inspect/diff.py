@@ -40,10 +40,10 @@ Places = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class Detail:
-    """One difference between matched ops. what: a property's name, "type", "operand 0", ...
+    """One difference between matched ops. what: a property's name, "type", "operand 0", ..
 
-    before, after: the two sides as text; "" if absent. general: both without names of values, so
-    that the same change in another layer is equal.
+    before, after: both sides as text; "" if absent. general: both sides without names of values, so
+    that the same change in another layer compares equal.
     """
 
     what: str
@@ -54,12 +54,12 @@ class Detail:
 
 @dataclass(frozen=True)
 class Change:
-    """One op (or argument, result, mesh) that differs.
+    """One op, argument, result or mesh that differs between two programs.
 
-    kind: "added", "removed", "moved" or "changed" (which may also have moved). op: its name;
-    layer, phase: those of the op. before, after: its line in the first and second program, "" if
-    absent. at: its position among the ops of each program, None if absent. hunk: adjacent changes
-    share this number.
+    kind: "added", "removed", "moved" or "changed" (which may also have moved). op: the op's name;
+    layer, phase: the op's. before, after: the op's line in the first and second program, "" if
+    absent. at: its index among the ops of each program, None if absent. hunk: a number that
+    adjacent changes share.
     """
 
     kind: str
@@ -80,9 +80,10 @@ class Change:
 
 @dataclass(frozen=True)
 class ChangeGroup:
-    """The same changes in one or many layers. changes: those of the first block in `blocks`.
+    """The same changes in one or many layers. changes: the changes in the first of `blocks`.
 
-    A block is a layer of the model with all that is in it (`h.3`), or one module outside them.
+    A block is a repeated layer of the model with all its submodules (`h.3`), or a module outside
+    these.
     """
 
     blocks: tuple[str, ...]
@@ -134,10 +135,11 @@ def structural_diff(a: Program, b: Program) -> StructuralDiff:
 
 
 def aligned_changes(mine: ProgramTable, others: ProgramTable) -> tuple[list[Change], list[Places]]:
-    """Return the changes of `structural_diff`, and the positions of all ops in one merged order.
+    """Return the changes of `structural_diff`, and the ops of both programs in one order, as pairs
+    of indices.
 
-    Removed ops stand at their old position, moved ones at their new. `before` and `after` of
-    all ops are left empty, since most are never read.
+    Removed ops keep their old place in this order, moved ops have their new one. `before` and
+    `after` of the changes are empty, since most are never read.
     """
     with without_gc():
         comparison = _Comparison(match(mine, others), prints=False)
@@ -172,7 +174,8 @@ class _Comparison:
                 yield replace(change, hunk=number)
 
     def places(self) -> Iterator[Places]:
-        """Positions of the ops of both programs, in the order of `_merged`."""
+        """Yield index pairs of matched ops, in the order of `_merged`; None for an op that only one
+        program has."""
         first, second = (table.num_arguments for table in self.tables)
         for node, other in self._merged():
             yield None if node is None else node - first, None if other is None else other - second
@@ -182,7 +185,7 @@ class _Comparison:
         (a, b), (pairs, back), fixed = self.tables, self.partners, self.fixed
 
         def removed(node: int) -> Iterator[tuple[int, None]]:
-            """Yield the removed nodes from `node` up to the next node that keeps its order."""
+            """Yield the removed nodes from `node` up to the next node that has not moved."""
             while node < len(a.ops) and node not in fixed:
                 if node not in pairs:
                     yield node, None
@@ -360,7 +363,7 @@ def _family(block: str) -> str:
 
 
 def blocks_text(blocks: tuple[str, ...]) -> str:
-    """`h.0 … h.95` for a run of numbers, else the names; the root has none."""
+    """Describe blocks: `h.0 … h.95` for consecutive numbers, else names; '' is outside layers."""
     if len(blocks) == 1:
         return blocks[0] or "outside the layers"
     prefix = blocks[0].rpartition(".")[0]

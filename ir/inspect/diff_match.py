@@ -33,7 +33,7 @@ Hash = int | tuple[int, int]
 
 
 class Matching:
-    """Pairs of nodes of two tables. partners: for each table, maps its nodes to the other's."""
+    """Matched nodes of two tables. partners: for each table, maps its nodes to the other's."""
 
     def __init__(self, a: ProgramTable, b: ProgramTable) -> None:
         self.tables = a, b
@@ -44,21 +44,21 @@ class Matching:
         self.partners[1][other] = node
 
     def unmatched(self) -> list[list[int]]:
-        """The nodes of ops without a partner, in order, for each table."""
+        """For each of the two programs, its ops' nodes without a partner in the other, in order."""
         return [
             [n for n in range(table.num_arguments, len(table.ops)) if n not in known]
             for table, known in zip(self.tables, self.partners, strict=True)
         ]
 
     def in_order(self) -> list[tuple[int, int]]:
-        """The longest list of pairs of ops that has the same order in both programs."""
+        """The longest list of matched pairs of ops with the same order in both programs."""
         first = self.tables[0].num_arguments
         pairs = sorted(pair for pair in self.partners[0].items() if pair[0] >= first)
         return [pairs[i] for i in longest_increasing([other for _, other in pairs])]
 
 
 def match(a: ProgramTable, b: ProgramTable) -> Matching:
-    """Match the arguments by kind and name, and the ops by structure."""
+    """Match the arguments of two programs by kind and name, and their ops by structure."""
     matching = Matching(a, b)
     others = {key: node for node, key in enumerate(b.arguments)}
     for node, key in enumerate(a.arguments):
@@ -146,7 +146,8 @@ class _Side:
             self.seeds.setdefault(node, (1 << 40) + 2 * node + side)
 
     def is_through(self, node: int) -> bool:
-        """Whether hashes look through this node: its results stand for its operands, in order."""
+        """Whether hashes take the i-th result of this node, an op of dialect dist, for its i-th
+        operand."""
         return (
             self.looks_through
             and bool(self.table.operands[node])
@@ -172,7 +173,7 @@ class _Side:
         return hashes
 
     def down(self, nodes: list[int]) -> dict[int, int]:
-        """Hash each unmatched node by its label and the consumers of its results."""
+        """Hash each unmatched node by its label and the ops that use its results."""
         table, seeds = self.table, self.seeds
         hashes: dict[int, int] = {}
         values: dict[Value, int] = defaultdict(int)

@@ -38,7 +38,7 @@ class Lines:
         return f"%{self._names[value]}"
 
     def line(self, op: Operation) -> str:
-        """The op's line, without indentation; an op with a region has several."""
+        """The op as text without indentation: one line, or several for an op with a region."""
         stream = StringIO()
         self._printer.stream = stream
         self._printer.print_op(op)
@@ -55,7 +55,7 @@ NOT_COMPARED = frozenset({"dist.kind", "dist.name"})
 
 @dataclass
 class Interner:
-    """Maps labels to integers. Looks attributes up by identity first: hashing one is slow."""
+    """Maps labels to integers; looks attributes up by identity first, since hashing is slow."""
 
     numbers: dict[Hashable, int] = field(default_factory=dict[Hashable, int])
     by_id: ByIdentity[int] = field(default_factory=ByIdentity[int])
@@ -72,11 +72,11 @@ class Interner:
 
 @dataclass(frozen=True)
 class ProgramTable:
-    """The arguments and ops of a program.
+    """The arguments and ops of a program, by node (an index).
 
     arguments, results: by kind and name, in order. ops: by node, None for an argument. where: maps
-    SSA values to values of the table. operands: by node. full: by node, the label of everything
-    except the operands. weak: one of name, layer, phase and copy. bare: one of the name. uses: by
+    SSA values to (node, result index). operands: by node. full, weak, bare: by node, labels of
+    everything except the operands; of name, layer, phase and copy; of the name alone. uses: by
     node, triples (user node, operand index, result index).
     """
 

@@ -19,7 +19,7 @@ _STYLE = (
 
 
 def program_html(program: Program) -> str:
-    """Return HTML without scripts or outside files: a section, closed at first, for each fold."""
+    """Return the program as HTML without scripts or external files: one closed section per fold."""
     lines = Lines(program)
     parts = [f"<div><b>{escape(repr(program)[1:-1])}</b>", _boundary(program)]
     left = MAX_LINES

@@ -22,11 +22,11 @@ OUTSIDE = "(outside layers)"
 
 @dataclass(frozen=True)
 class Layer:
-    """One repeated block (`h.0`), or another top-level part of the model, with all its ops.
+    """One repeated block (`h.0`) or other top-level part of the model, with all its ops.
 
-    ops, flops: by phase. collectives: counts by kind and axes. reshards: the number of reshard ops,
-    in a propagated program. parameter_bytes: of the layer's parameters; on one rank, if the program
-    is local.
+    ops, flops: by phase. collectives: counts by kind and axes. reshards: the number of reshard ops
+    in a propagated program. parameter_bytes: bytes of the layer's parameters; on one rank, if the
+    program is local.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Layer:
 
     @property
     def moves(self) -> str:
-        """Its data movement in words: `2 all_reduce over tensor`; `5 reshard` if global."""
+        """The layer's communication in words: `2 all_reduce over tensor`; `5 reshard` if global."""
         counts = {**self.collectives, "reshard": self.reshards}
         return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
@@ -96,7 +96,7 @@ def _layer(name: str, ops: Sequence[Operation], parameter_bytes: int) -> Layer:
 
 
 def fold(layers: Sequence[Layer]) -> list[Fold]:
-    """Fold runs of layers with equal bodies. Takes time linear in their ops."""
+    """Group neighbouring layers with equal ops into `Fold`s. Takes time linear in the ops."""
     groups = groupby(
         layers, key=lambda layer: (body_of(layer.name, layer.members), layer.parameter_bytes)
     )
@@ -104,7 +104,7 @@ def fold(layers: Sequence[Layer]) -> list[Fold]:
 
 
 def body_of(name: str, members: Sequence[Operation]) -> tuple[object, ...]:
-    """Return a key of a layer's computation, without names, that is equal for equal layers."""
+    """Return a key that is equal for layers with the same computation, whatever their names."""
     inside: dict[SSAValue, tuple[int, int]] = {}
     body: list[object] = []
     for index, op in enumerate(members):
@@ -122,9 +122,7 @@ def select(
     program: Program, layer: str | None = None, phase: str | None = None, op: str | None = None
 ) -> Iterator[Operation]:
     """Yield the ops of a layer (with its sublayers), a phase and an op name; None matches any.
-
-    layer and op may be shell patterns: `h.*.attn`, `dist.*`.
-    """
+    layer and op may be shell patterns: `h.*.attn`, `dist.*`."""
     for candidate in program.ops:
         name = layer_of(candidate)
         is_in_layer = layer is None or any(

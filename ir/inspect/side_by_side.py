@@ -22,7 +22,7 @@ from shardweave.ir.program.program import Program
 
 
 class OpPair(NamedTuple):
-    """An op before and after, None if absent there. change: None if the op is unchanged."""
+    """An op before and after a change; None on a side that lacks it. change: None if unchanged."""
 
     before: Operation | None
     after: Operation | None
@@ -36,10 +36,10 @@ class OpPair(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerPairs:
-    """Neighbouring layers with the same ops and changes. pairs: those of the first layer.
+    """Neighbouring layers with the same ops and changes. pairs: the op pairs of the first layer.
 
-    members: for each layer, its ops after the change, in order. The ops at one index are equal
-    in all layers, except the layers' names.
+    members: for each layer, its ops after the change, in order. The ops at one index are equal in
+    all layers, except for the layers' names.
     """
 
     layers: tuple[str, ...]
@@ -48,7 +48,7 @@ class LayerPairs:
 
 
 def pairs_of(before: ProgramTable, after: ProgramTable) -> tuple[list[OpPair], list[Change]]:
-    """Pair all ops of both programs in one order; also returns the changes (`aligned_changes`)."""
+    """Pair the ops of two programs, in one order; also return the changes (`aligned_changes`)."""
     changes, places = aligned_changes(before, after)
     sides = list(before.program.ops), list(after.program.ops)
     known = {change.at: change for change in changes if change.at != (None, None)}
@@ -68,7 +68,7 @@ def unchanged(program: Program) -> list[OpPair]:
 
 
 def by_layers(pairs: Sequence[OpPair], blocks: Blocks) -> list[LayerPairs]:
-    """Group op pairs by layer, equal neighbours as one. Takes time linear in the ops."""
+    """Group op pairs by layer, and equal neighbouring layers. Takes time linear in the ops."""
     parts: dict[str, list[OpPair]] = {}
     for pair in pairs:
         op = pair.after or pair.before
@@ -93,10 +93,10 @@ def _body(name: str, pairs: Sequence[OpPair]) -> tuple[object, ...]:
 
 
 def ancestors_of(pairs: Sequence[OpPair]) -> dict[Operation, Operation]:
-    """Map each op after a change to the op before it that it was, or that it is a copy of.
+    """Map each op after a change to the op before the change from which it comes.
 
-    An op written once per sub-batch has no partner. It is matched by name, layer and phase, and by
-    its position among such ops of its sub-batch.
+    An op that sub-batches have each for themselves has no partner in the diff. It is matched by
+    name, layer and phase, and by its position among such ops of its sub-batch.
     """
     ancestors: dict[Operation, Operation] = {}
     for pair in pairs:
@@ -114,10 +114,8 @@ def ancestors_of(pairs: Sequence[OpPair]) -> dict[Operation, Operation]:
 
 
 def same_by_name(before: Program, after: Program) -> dict[Operation, Operation]:
-    """Map each op of `after`, a program cut out of `before`, to the op there of the same names.
-
-    Ops that share their names are matched in order, if both programs have equally many.
-    """
+    """Map each op of `after`, which is a part of `before`, to the op of `before` with the same
+    names. Ops with the same names are matched in order, if both programs have equally many."""
     known: defaultdict[object, list[Operation]] = defaultdict(list)
     for op in before.ops:
         known[_names(op)].append(op)

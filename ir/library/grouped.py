@@ -53,23 +53,24 @@ ALL_ROWS = "dist.all_rows"
 
 
 def padded_rows(num_rows: int, devices: int, load: float = 1.0) -> int:
-    """Rows in types, over all devices: on each its equal share times `load`, at most all rows."""
+    """Rows in types, over all devices: per device its equal share times `load`, at most all
+    rows."""
     return min(math.ceil(num_rows * load / devices), num_rows) * devices
 
 
 def _check(starts: Tensor, ends: Tensor, groups: int) -> None:
     if starts.dim() != 1 or starts.shape != ends.shape:
-        raise ValueError("starts and ends are one number for each group")
+        raise ValueError("starts and ends must be 1-d, with one index for each group")
     if {starts.dtype, ends.dtype} - {torch.int32, torch.int64}:
-        raise ValueError("starts and ends are int32 or int64")
+        raise ValueError("starts and ends must have dtype int32 or int64")
     if starts.shape[0] > groups:
-        raise ValueError(f"there are {starts.shape[0]} groups, but groups = {groups}")
+        raise ValueError(f"starts has {starts.shape[0]} groups, more than groups={groups}")
 
 
 def _devices(blocks: int = 1, parts: int = 1, shards: int = 1) -> tuple[int, int]:
     """The number of devices that rows are spread over, and the number of shards of an op's rows."""
     if min(blocks, parts, shards) < 1 or (blocks * parts) % shards:
-        raise ValueError(f"{shards} shards do not divide {blocks} blocks of {parts} parts")
+        raise ValueError(f"{shards} shards do not divide {blocks} blocks of {parts} parts of rows")
     return blocks * parts, shards
 
 
@@ -78,9 +79,9 @@ def _meta_mm(
     **spread: int,
 ) -> Tensor:  # fmt: skip
     if rows.dim() != 2 or weights.dim() != 3 or weights.shape[0] != starts.shape[0]:
-        raise ValueError("rows are M x K, weights groups x K x N, one for each start")
+        raise ValueError("rows must be M x K, and weights G x K x N for the G groups of starts")
     if weights.shape[1] != rows.shape[1] or weights.dtype != rows.dtype:
-        raise ValueError("weights have the K and the dtype of the rows")
+        raise ValueError("weights must have the same K and dtype as rows")
     _devices(**spread)
     _check(starts, ends, groups)
     return rows.new_empty((rows.shape[0], weights.shape[2]))
@@ -91,9 +92,9 @@ def _meta_outer(
     **spread: int,
 ) -> Tensor:  # fmt: skip
     if rows.dim() != 2 or grads.dim() != 2 or rows.shape[0] != grads.shape[0]:
-        raise ValueError("rows are M x K, gradients M x N")
+        raise ValueError("rows must be M x K, and gradients M x N, with the same M")
     if rows.dtype != grads.dtype:
-        raise ValueError("gradients have the dtype of the rows")
+        raise ValueError("gradients must have the same dtype as rows")
     _devices(**spread)
     _check(starts, ends, groups)
     return rows.new_empty((starts.shape[0], rows.shape[1], grads.shape[1]))
@@ -104,15 +105,15 @@ def _meta_bounds(starts: Tensor, ends: Tensor, *, rows: int, blocks: int, parts:
     if blocks < 1 or parts < 1 or starts.shape[0] % blocks:
         raise ValueError(f"{blocks} blocks do not divide {starts.shape[0]} groups")
     if rows < 0:
-        raise ValueError(f"rows = {rows}; give their number")
+        raise ValueError(f"rows={rows} is negative; give the number of rows")
     return starts.new_empty((blocks * parts + 1,), dtype=torch.int64)
 
 
 def _meta_routes(numbers: Tensor, bounds: Tensor, *, tokens: int, places: list[int]) -> Tensor:
     if len(places) != bounds.shape[0] - 1 or sorted(places) != list(range(len(places))):
-        raise ValueError("places are the numbers of all devices that bounds are of, in some order")
+        raise ValueError("places must be a permutation of the devices whose rows bounds delimits")
     if numbers.dim() != 1 or numbers.dtype != torch.int64:
-        raise ValueError("numbers of rows are one int64 for each row")
+        raise ValueError("numbers must be a vector of int64, the index of each row")
     if tokens % len(places):
         raise ValueError(f"{len(places)} devices do not divide {tokens} tokens")
     return numbers.new_empty((len(places), tokens), dtype=torch.bool)
@@ -123,7 +124,7 @@ def _meta_own(
 ) -> Tensor:
     devices, shards = _devices(**spread)
     if bounds.shape != (devices + 1,):
-        raise ValueError(f"bounds are those of {devices} devices")
+        raise ValueError(f"bounds must have {devices + 1} elements, for {devices} devices")
     own = padded_rows(rows.shape[0], devices, load) // shards
     return rows.new_empty((own, *rows.shape[1:]))
 
@@ -133,7 +134,7 @@ def _meta_all(
 ) -> Tensor:
     devices, shards = _devices(**spread)
     if rows.shape[0] * shards != padded_rows(num_rows, devices, load):
-        raise ValueError(f"the rows are no shard of {num_rows} over {devices} devices")
+        raise ValueError(f"rows must be a shard of {num_rows} rows over {devices} devices")
     return rows.new_empty((num_rows, *rows.shape[1:]))
 
 

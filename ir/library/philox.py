@@ -36,10 +36,8 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def philox(counter: tuple[Tensor, Tensor | int, int, int], key: tuple[int, int]) -> Words:
-    """Compute four random 32-bit words, as int64, per counter. counter, key: words, low to high.
-
-    Takes some 110 operations per block of four words.
-    """
+    """Compute four random 32-bit words, as int64, for each counter. counter, key: 32-bit words, the
+    lowest first. Takes some 110 operations per block of four words."""
     low, second, third, fourth = counter
     words = [low, *(torch.as_tensor(w).expand_as(low) for w in (second, third, fourth))]
     for number in range(_ROUNDS):
@@ -62,13 +60,13 @@ def words_of(distribution: str, dtype: torch.dtype) -> int:
 
 
 def digits_of(dtype: torch.dtype) -> int:
-    """Binary digits of a floating-point number, the leading one included."""
+    """Number of binary digits of a floating-point dtype, including the leading digit."""
     return 1 - round(math.log2(torch.finfo(dtype).eps))
 
 
 def position_steps(shape: Sequence[int], distribution: str, dtype: torch.dtype) -> list[int]:
-    """The step between neighbouring positions along each dim of a global tensor: in Philox blocks,
-    but in the last dim in numbers."""
+    """The step between neighbouring positions along each dim of a global tensor. A position counts
+    Philox blocks, except in the last dim, where it counts numbers."""
     if not shape:
         return []
     per_block = 4 // words_of(distribution, dtype)
@@ -82,13 +80,13 @@ def positions_of(
     dtype: torch.dtype,
     device: torch.device | str | None = None,
 ) -> list[Tensor]:
-    """The positions of elements along each dim of a global tensor (int64)."""
+    """The int64 positions of all indices along each dim of a global tensor (`position_steps`)."""
     steps = position_steps(shape, distribution, dtype)
     return [torch.arange(n, device=device) * step for n, step in zip(shape, steps, strict=True)]
 
 
 def rows_and_last(positions: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The block at which each row begins, one after another, and the positions in the last dim."""
+    """Return each tensor row's first Philox block, and the positions in the last dim."""
     zero = torch.zeros(1, dtype=torch.int64, device=device)
     *rows, last = positions or [zero]
     starts = zero
@@ -105,11 +103,11 @@ def numbers_at(
     distribution: str = "uniform",
     dtype: torch.dtype,
 ) -> Tensor:
-    """Compute the random numbers at some positions of a global tensor.
+    """Compute the random numbers of a global tensor at the given positions.
 
-    state: (2,) int64, the seed and the number of earlier draws. positions: int64, for each dim its
-    positions (`positions_of`) or some of them. draw: index of the draw within the program.
-    Shapes: (2), (n0), (n1), .. -> n0 x n1 x ...
+    state: (2,) int64, the seed and the number of earlier draws. positions: for each dim an int64
+    tensor of all its positions (`positions_of`) or some of them. draw: index of the draw within the
+    program. Shapes: (2), (n0), (n1), .. -> n0 x n1 x ...
     """
     seed, before = (int(number) for number in state.tolist())
     number = before + draw
@@ -190,12 +188,12 @@ def _meta(
     if distribution not in _FORMS:
         raise ValueError(f"distribution is {distribution!r}, expected one of {', '.join(_FORMS)}")
     if state.shape != (2,) or state.dtype != torch.int64:
-        raise ValueError("state has to be two int64: the seed, and the draws before")
+        raise ValueError("state must be two int64 elements: seed and number of earlier draws")
     for position in positions:
         if position.ndim != 1 or position.dtype != torch.int64:
-            raise ValueError("positions have to be int64 of one dim each")
+            raise ValueError("each tensor of positions must be 1-d and int64")
     if (dtype == torch.int64) != (distribution == "bits"):
-        raise ValueError("bits are int64, and other numbers of a floating-point dtype")
+        raise ValueError("use dtype int64 for 'bits', a floating-point one for other distributions")
     return state.new_empty([position.shape[0] for position in positions], dtype=dtype)
 
 

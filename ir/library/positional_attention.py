@@ -55,16 +55,16 @@ def _check(
     key_positions: Tensor | None,
 ) -> None:
     if query.ndim != 4 or key.ndim != 4 or key.shape != value.shape:
-        raise ValueError("queries have 4 dims, and keys and values too, of one shape")
+        raise ValueError("queries, keys and values must have 4 dims, and keys the shape of values")
     if query.shape[0] != key.shape[0] or query.shape[1] % key.shape[1]:
-        raise ValueError("keys have the samples of queries, and a number of heads that divides")
+        raise ValueError("keys must have the queries' samples, and a divisor of their heads")
     if (query_positions is None) != (key_positions is None):
-        raise ValueError("positions are given of both queries and keys, or of neither")
+        raise ValueError("give positions for both queries and keys, or for neither")
     for positions, tensor in ((query_positions, query), (key_positions, key)):
         if positions is not None and (
             positions.shape != tensor.shape[2:3] or positions.dtype != torch.int64
         ):
-            raise ValueError("positions have to be int64, one for each query or key")
+            raise ValueError("positions must be 1-d int64, one for each query or key")
 
 
 def _meta(
@@ -99,9 +99,9 @@ def _meta_backward(
     del attn_mask, scale
     _check(query, key, value, query_positions, key_positions)
     if grad_out.shape != query.shape or out.shape != query.shape:
-        raise ValueError("the output and its gradient have the shape of the queries")
+        raise ValueError("the output and its gradient must have the shape of the queries")
     if logsumexp.shape != query.shape[:3]:
-        raise ValueError("there is one logsumexp for each query of each head")
+        raise ValueError("logsumexp must have the shape of the queries without the last dim")
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
@@ -109,9 +109,9 @@ def _meta_merge(
     out: Tensor, logsumexp: Tensor, other: Tensor, other_logsumexp: Tensor
 ) -> tuple[Tensor, Tensor]:
     if out.shape != other.shape or logsumexp.shape != other_logsumexp.shape:
-        raise ValueError("the results of two parts have the same shapes")
+        raise ValueError("the two partial results that are merged must have equal shapes")
     if logsumexp.shape != out.shape[:-1]:
-        raise ValueError("there is one logsumexp for each row of an output")
+        raise ValueError("logsumexp must have the shape of the output without the last dim")
     return torch.empty_like(out, dtype=logsumexp.dtype), torch.empty_like(logsumexp)
 
 
@@ -127,7 +127,7 @@ pair, and get a mask instead, which is cheaper from about this number on."""
 
 @dataclass(frozen=True)
 class Progression:
-    """Token positions `start`, `start + step`, ..; `at`: their indices in a tensor's dim."""
+    """Token positions `start`, `start + step`, ..; `at`: the slice of their indices in a dim."""
 
     start: int
     step: int
@@ -135,7 +135,7 @@ class Progression:
     at: slice
 
     def every(self, count: int) -> Iterator[Progression]:
-        """Split into `count` progressions, each of every `count`-th position."""
+        """Split into `count` progressions; each takes every `count`-th position."""
         for first in range(min(count, self.length)):
             length = (self.length - first + count - 1) // count
             yield Progression(
@@ -146,7 +146,7 @@ class Progression:
             )
 
     def part(self, first: int, end: int) -> slice:
-        """The tensor indices of the positions numbered from `first` to, excluding, `end`."""
+        """The tensor indices, as a slice, of the progression's positions `first` to `end` - 1."""
         return _places(self.at, first, end - first)
 
 
@@ -158,7 +158,7 @@ def _places(at: slice, first: int, length: int, count: int = 1) -> slice:
 
 @dataclass(frozen=True)
 class Piece:
-    """Queries that attend to all of `keys`, or, if `is_causal`, query i to the keys up to i."""
+    """Queries that see all of `keys`; if `is_causal`, query i sees keys 0 to i. Both are slices."""
 
     queries: slice
     keys: slice
@@ -166,7 +166,7 @@ class Piece:
 
 
 def position_runs(positions: Sequence[int]) -> list[Progression]:
-    """Split positions into arithmetic progressions, each as long as possible, from the first on."""
+    """Split positions into arithmetic progressions: greedily, each as long as possible."""
     runs: list[Progression] = []
     begin = 0
     while begin < len(positions):
@@ -180,10 +180,8 @@ def position_runs(positions: Sequence[int]) -> list[Progression]:
 
 
 def pieces_of(query_positions: Sequence[int], key_positions: Sequence[int]) -> list[Piece] | None:
-    """Split causal attention into pieces; None for non-rising positions, and for too many pieces.
-
-    Each pair of a query and a key at its position or before is in one piece; other pairs in none.
-    """
+    """Split causal attention into pieces; None if positions do not rise, or for too many pieces.
+    Each pair of a query and a key at the query's position or before is in exactly one piece."""
     queries, keys = position_runs(query_positions), position_runs(key_positions)
     if len(queries) * len(keys) > MAX_PIECES or any(run.step < 1 for run in (*queries, *keys)):
         return None

@@ -55,9 +55,10 @@ _OF_RUNTIME = ("c10d", "symm_mem", "rngprims", "inductor", "streams", "fsdp", "d
 
 
 def is_pure(name: str) -> bool:
-    """Whether a program may have an op: one of ATen, or a custom one that is pure by its schema.
+    """Whether a program may contain an op: a pure ATen op, or a custom op that is pure by its
+    schema.
 
-    A custom op is one of `torch.library`; it is known once the code that registers it is imported.
+    A custom op is known once the code that registers it with `torch.library` is imported.
     """
     return name in pure_ops() or is_custom(name)
 

@@ -22,10 +22,10 @@ Blocks = tuple[int, int]
 
 @dataclass(frozen=True)
 class Effect:
-    """Reduce a value over some axes, then gather a dim over them, then shard a dim over them.
+    """Effect of a collective: reduce over its axes, then gather a dim, then shard a dim over them.
 
-    reduces: by which operation. gathers, shards: the dim and its blocks (`placement.block_of`).
-    A step that is None is skipped.
+    reduces: the reduction, as "sum". gathers, shards: the dim and its block length
+    (`placement.block_of`). A step that is None is skipped.
     """
 
     reduces: Reduction | None = None
@@ -38,7 +38,7 @@ class Effect:
         return {place[0] for place in (self.gathers, self.shards) if place is not None}
 
     def sharding_after(self, sharding: Sharding, axes: Sequence[str], mesh: Mesh) -> Sharding:
-        """The result's sharding. Raises ValueError if the op cannot take the operand's."""
+        """The result's sharding, given the operand's. ValueError if the op cannot take this."""
         wide = [axis for axis in axes if mesh.size(axis) > 1]
         if self.reduces is not None:
             sharding = _reduced(sharding, wide, self.reduces)
@@ -58,7 +58,7 @@ class Effect:
         return tuple(sizes)
 
     def on_shards(self, members: Sequence[Tensor]) -> list[Tensor]:
-        """Compute each rank's result from `members`, the operands of one group's ranks in order."""
+        """Compute each rank's result. members: the operands of the ranks in one group, in order."""
         results, size = list(members), len(members)
         if self.reduces is not None:
             results = [_total(results, self.reduces)] * size
@@ -74,13 +74,13 @@ def _reduced(sharding: Sharding, axes: Sequence[str], reduction: Reduction) -> S
     whole = [axis for axis in axes if axis not in sharding.unreduced]
     if whole:
         raise ValueError(
-            f"its operand is no unreduced sum over {whole}, so that reducing over these axes "
-            "counts it several times; leave them out"
+            f"the operand is not an unreduced sum over {whole}; reducing over these axes would "
+            "add equal values several times, so leave the axes out"
         )
     if axes and reduction != sharding.reduction:
         raise ValueError(
-            f'it reduces by "{reduction}", but its operand is an unreduced {sharding.reduction}; '
-            f'reduce it by "{sharding.reduction}"'
+            f'the op reduces by "{reduction}", but its operand is an unreduced '
+            f'{sharding.reduction}; reduce it by "{sharding.reduction}"'
         )
     return sharding.reduced(axes)
 
@@ -93,8 +93,8 @@ def _gathered(sharding: Sharding, axes: Sequence[str], dim: int, block: int) -> 
     is_in_order = placed == sorted(placed, key=lambda placement: -placement.stride)
     if len(placed) < len(axes) or not is_in_order or any(own != block for own in blocks):
         raise ValueError(
-            f"its operand is not sharded over {list(axes)} along dim {dim} in blocks of {block}; "
-            "gather what is sharded, as it is sharded"
+            f"the op gathers dim {dim} over {list(axes)} in blocks of {block}, but its operand "
+            "is not sharded so; gather the operand as it is sharded"
         )
     return sharding.without(axes)
 
@@ -103,8 +103,8 @@ def _sharded(sharding: Sharding, axes: Sequence[str], dim: int, block: int, mesh
     taken = [axis for axis in axes if axis in sharding.axes]
     if taken:
         raise ValueError(
-            f"its operand is sharded or unreduced over {taken} already; shard what every rank "
-            "of the axes holds whole"
+            f"the operand is already sharded or unreduced over {taken}; shard it only over axes "
+            "on which it is replicated"
         )
     # The minor axis first: a major one then keeps its blocks apart.
     for axis in reversed(axes):
@@ -115,8 +115,8 @@ def _sharded(sharding: Sharding, axes: Sequence[str], dim: int, block: int, mesh
         placements = (*placements, Placement(axis, size, stride))
         if not fits(placements, max(placement.span for placement in placements)):
             raise ValueError(
-                f"blocks of {block} over '{axis}' reach across the shards of dim {dim}; shard it "
-                "in blocks that lie within them"
+                f"blocks of {block} over axis '{axis}' do not lie within the existing shards of "
+                f"dim {dim}; use a block size that lies within them"
             )
         sharding = sharding.with_dim(dim, placements)
     return sharding

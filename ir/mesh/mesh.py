@@ -43,7 +43,7 @@ class Axis:
         if not isinstance(self.size, int) or isinstance(self.size, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"mesh axis '{self.name}' has size {self.size!r}; use a whole number.")
         if self.size > MOST_DEVICES:
-            raise ValueError(f"mesh axis '{self.name}' is longer than {MOST_DEVICES:,} devices.")
+            raise ValueError(f"mesh axis '{self.name}' must have at most {MOST_DEVICES:,} devices.")
         if self.size < 1:
             raise ValueError(f"mesh axis '{self.name}' has size {self.size}; use a size >= 1.")
 
@@ -64,7 +64,7 @@ class Mesh:
         if len(set(names)) != len(names):
             raise ValueError(f"mesh axes {names} are not distinct; name each axis once.")
         if sum(axis.kind == "stage" for axis in all_axes) > 1:
-            raise ValueError(f"mesh axes {names}: several are of kind stage; give one at most.")
+            raise ValueError(f"mesh axes {names}: at most one may be of kind stage.")
         if math.prod(axis.size for axis in all_axes) > MOST_DEVICES:
             sizes_text = ",".join(f"{axis.name}={axis.size}" for axis in all_axes)
             raise ValueError(
@@ -122,7 +122,7 @@ class Mesh:
 
     @property
     def device_axes(self) -> tuple[Axis, ...]:
-        """The axes along which devices stand: those of kind space and stage."""
+        """The axes along which devices differ: those of kind space and stage."""
         return tuple(axis for axis in self.axes if axis.kind != "time")
 
     @property
@@ -172,8 +172,9 @@ class Mesh:
         """
         if self.size(name) != math.prod(sizes):
             raise ValueError(
-                f"mesh axis '{name}' of size {self.size(name)} cannot be factored into "
-                f"{list(sizes)}, which multiply to {math.prod(sizes)}; give factors of its size."
+                f"mesh axis '{name}' has size {self.size(name)} and cannot be factored into "
+                f"{list(sizes)}, whose product is {math.prod(sizes)}; give factors whose product "
+                "is its size."
             )
         axes: list[Axis] = []
         for axis in self.axes:
@@ -184,9 +185,10 @@ class Mesh:
         return Mesh(axes)
 
     def refined(self, sizes: Mapping[str, int]) -> Mesh:
-        """Split each axis whose digits `name.0`, `name.1`, .. are in `sizes`; self if none are.
+        """Split each axis for which `sizes` has digits `name.0`, `name.1`, ..; self if there is
+        none.
 
-        So a plan made for tensor.0=2,tensor.1=2 runs on tensor=4, whose ranks have equal numbers.
+        A plan made for tensor.0=2,tensor.1=2 can so run on tensor=4: ranks keep their numbers.
         """
         mesh = self
         for axis in self.axes:
@@ -216,10 +218,10 @@ class Mesh:
         return position
 
     def groups(self, names: Sequence[str]) -> list[list[int]]:
-        """The groups of ranks that a collective over `names` joins.
+        """The groups of ranks that communicate in a collective over the axes `names`.
 
-        Within a group, members are ordered by their coordinates on `names`, the first name
-        slowest; so member i holds shard i of a dim sharded over `names`.
+        Within a group, ranks are ordered by their coordinates on `names`, the first name slowest,
+        so that member i holds shard i of a dim sharded over `names`.
         """
         rest = [axis for axis in self.device_axes if axis.name not in names]
         groups: list[list[int]] = []
@@ -237,8 +239,8 @@ def check_virtual(mesh: Mesh) -> None:
     count = math.prod(axis.size for axis in mesh.axes)
     if count > MOST_RANKS:
         raise ValueError(
-            f"the mesh {mesh} has {count:,} ranks, and one process runs {MOST_RANKS:,} at most; "
-            "give a smaller mesh, or run a process for each rank."
+            f"the mesh {mesh} has {count:,} ranks, but one process can run at most "
+            f"{MOST_RANKS:,}; give a smaller mesh, or start one process for each rank."
         )
 
 
@@ -246,11 +248,11 @@ def _rest(text: str, sizes: Sequence[int], num_devices: int) -> int:
     """The devices left for the axis of size -1; 1 without such an axis."""
     count, others = sizes.count(-1), math.prod(size for size in sizes if size != -1)
     if count > 1:
-        raise ValueError(f"mesh '{text}' has {count} axes of size -1; give one of them at most.")
+        raise ValueError(f"mesh '{text}' has {count} axes of size -1; use -1 once at most.")
     if count and (others < 1 or num_devices % others):
         raise ValueError(
-            f"mesh '{text}': {num_devices} devices do not divide by {others}, the product of the "
-            "sizes that are given; start a multiple of it, or give other sizes."
+            f"mesh '{text}': {num_devices} devices are not a multiple of {others}, the product "
+            f"of the given sizes; start a multiple of {others} processes, or give other sizes."
         )
     return num_devices // others if count else 1
 

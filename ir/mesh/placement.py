@@ -30,11 +30,11 @@ proofs use it, for parts that run one after another, so it never stands in a pro
 
 @dataclass(frozen=True, order=True)
 class Placement:
-    """One mesh axis cutting one dim: coordinate = (index // stride) % size.
+    """One mesh axis that shards one dim: index i is on coordinate (i // stride) % size.
 
     length: the global size of an unevenly sharded dim, for readers of a local program, whose types
-    are those of padded shards; else 0. The value's global shape says the same, so comparisons
-    ignore it.
+    are those of padded shards; else 0. Comparisons ignore it, as the value's global shape says the
+    same.
     """
 
     axis: str
@@ -44,7 +44,7 @@ class Placement:
 
     @property
     def span(self) -> int:
-        """Number of consecutive indices after which the pattern repeats."""
+        """Number of indices after which the sequence of coordinates repeats: stride * size."""
         return self.size * self.stride
 
 
@@ -58,7 +58,7 @@ def ordered(placements: Iterable[Placement]) -> DimSharding:
 
 
 def fits(placements: Sequence[Placement], dim_size: int) -> bool:
-    """Whether the placements are digits of the index of a dim of `dim_size`, padded or not."""
+    """Whether the placements can shard a dim of `dim_size`, with or without padding."""
     upper = 0
     for placement in ordered(placements):
         if upper % placement.span if upper else placement.stride >= dim_size:
@@ -97,10 +97,8 @@ def held_size(dim: DimSharding, dim_size: int, coordinates: Mapping[str, int]) -
 
 
 def contiguous(axes: Sequence[str], dim_size: int, mesh: Mesh) -> DimSharding:
-    """Plain shards of a dim over `axes`, major to minor, of ceil(dim_size / devices) indices each.
-
-    Raises ValueError for a dim that is too small to be cut over each axis.
-    """
+    """Shard a dim over `axes`, major to minor, into contiguous shards of ceil(dim_size / devices).
+    Raises ValueError for a dim that is too small to be sharded over each axis."""
     sizes = [mesh.size(axis) for axis in axes]
     stride = -(-dim_size // math.prod(sizes))
     placements: list[Placement] = []
@@ -110,8 +108,9 @@ def contiguous(axes: Sequence[str], dim_size: int, mesh: Mesh) -> DimSharding:
     dim = ordered(p for p in placements if p.size > 1)
     if not fits(dim, dim_size):
         raise ValueError(
-            f"a dim of size {dim_size} cannot be sharded over axes {list(axes)} of sizes {sizes}: "
-            f"{dim[0].stride} for each shard over '{dim[0].axis}' leave nothing to the others."
+            f"a dim of size {dim_size} is too small to shard over axes {list(axes)} of sizes "
+            f"{sizes}: with {dim[0].stride} indices for each shard over '{dim[0].axis}', some "
+            "ranks would get none; use smaller axes, or leave the dim unsharded."
         )
     return of_length(dim, dim_size)
 
@@ -125,7 +124,7 @@ def is_plain(dim: DimSharding, dim_size: int) -> bool:
 
 
 def of_length(dim: DimSharding, dim_size: int) -> DimSharding:
-    """Set the placements' `length` to `dim_size` if they shard the dim unevenly, else to 0."""
+    """Set the placements' `length` to `dim_size` if it is sharded unevenly, else to 0."""
     length = 0 if is_even(dim, dim_size) else dim_size
     if all(placement.length == length for placement in dim):
         return dim
@@ -186,7 +185,7 @@ class Sharding:
         return Sharding(self.dims) if self.unreduced else self
 
     def reduced(self, axes: Collection[str]) -> Sharding:
-        """This sharding after a reduction over `axes`: they are no longer unreduced."""
+        """This sharding after a reduction over `axes`, which are then no longer unreduced."""
         left = tuple(axis for axis in self.unreduced if axis not in axes)
         return Sharding(self.dims, left, self.reduction if left else "sum")
 
@@ -201,12 +200,12 @@ class Sharding:
         return Sharding(dims, self.unreduced, self.reduction)
 
     def seat_of(self, axis: str) -> tuple[int, Placement] | None:
-        """The dim that an axis shards, and its placement there; None if it shards none."""
+        """The dim that an axis shards, and the axis' placement there; None if it shards no dim."""
         placed = ((dim, p) for dim, placements in enumerate(self.dims) for p in placements)
         return next(((dim, p) for dim, p in placed if p.axis == axis), None)
 
     def local_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Shape of one device's part of a value of global `shape`, with its padding."""
+        """Shape of one device's shard, with its padding, of a value of global `shape`."""
         return tuple([part_size(dim, size) for size, dim in zip(shape, self.dims, strict=True)])
 
     def padded_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -214,7 +213,7 @@ class Sharding:
         return tuple([padded_size(dim, size) for size, dim in zip(shape, self.dims, strict=True)])
 
     def without_padding(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Inverse of `padded_shape`, by the `length` of unevenly sharded dims."""
+        """Inverse of `padded_shape`: uses `length` of the unevenly sharded dims."""
         return tuple(
             max((p.length for p in dim), default=0) or size
             for size, dim in zip(shape, self.dims, strict=True)
@@ -230,15 +229,13 @@ class Sharding:
         return all(is_even(dim, size) for size, dim in zip(shape, self.dims, strict=True))
 
     def global_shape(self, local: Sequence[int]) -> tuple[int, ...]:
-        """Inverse of `local_shape`, by the `length` of unevenly sharded dims."""
+        """Inverse of `local_shape`: uses `length` of the unevenly sharded dims."""
         pairs = zip(local, self.dims, strict=True)
         return self.without_padding([size * math.prod(p.size for p in dim) for size, dim in pairs])
 
     def is_chunked(self, shape: Sequence[int]) -> bool:
-        """Whether uneven dims are sharded over one axis as `torch.chunk` splits them.
-
-        DTensor represents no other uneven shards.
-        """
+        """Whether each uneven dim is sharded over one axis, as `torch.chunk` splits it. DTensor can
+        represent no other uneven shards."""
         return all(
             is_even(dim, size) or (len(dim) == 1 and is_plain(dim, size))
             for dim, size in zip(self.dims, shape, strict=True)
@@ -264,10 +261,8 @@ class Sharding:
 
 
 def block_of(dim: DimSharding, placement: Placement) -> int:
-    """Length, in local elements, of one run of indices that `placement` keeps together.
-
-    Gathering or slicing over the placement's axis is block-cyclic with blocks of this length.
-    """
+    """Number of neighbouring local elements that have the same coordinate on `placement`'s axis.
+    Gathering or slicing over the axis is block-cyclic with blocks of this length."""
     minor = math.prod(p.size for p in dim if p.stride < placement.stride)
     return placement.stride // minor
 

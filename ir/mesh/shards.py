@@ -11,7 +11,7 @@ from shardweave.ir.mesh.placement import Sharding
 
 
 def take_blocks(tensor: torch.Tensor, dim: int, size: int, block: int, index: int) -> torch.Tensor:
-    """Shard `index` of `size` in a block-cyclic sharding of `dim` with blocks of `block`."""
+    """Return shard `index` of `size` when `dim` is sharded block-cyclically by `block` indices."""
     shape = list(tensor.shape)
     rounds = shape[dim] // (size * block)
     parts = tensor.reshape(*shape[:dim], rounds, size, block, *shape[dim + 1 :])
@@ -20,7 +20,7 @@ def take_blocks(tensor: torch.Tensor, dim: int, size: int, block: int, index: in
 
 
 def cut_out(tensor: torch.Tensor, dim: int, size: int, block: int, index: int) -> torch.Tensor:
-    """`take_blocks` in memory of its own, so that the rest of the tensor can be freed."""
+    """Compute `take_blocks` as a copy, so that the rest of the tensor can be freed."""
     part = take_blocks(tensor, dim, size, block, index)
     is_view = part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
     is_less = part.numel() < tensor.numel()
@@ -28,7 +28,7 @@ def cut_out(tensor: torch.Tensor, dim: int, size: int, block: int, index: int) -
 
 
 def merge_blocks(parts: list[torch.Tensor], dim: int, block: int) -> torch.Tensor:
-    """Inverse of `take_blocks`: interleave the parts' blocks of `block` elements along `dim`."""
+    """Join shards into a tensor: blocks of `block` elements along `dim` from each shard in turn."""
     shape = list(parts[0].shape)
     cut = [*shape[:dim], shape[dim] // block, block, *shape[dim + 1 :]]
     stacked = torch.stack([part.reshape(cut) for part in parts], dim=dim + 1)
@@ -59,7 +59,7 @@ def take_shard(
 def held(
     part: torch.Tensor, sharding: Sharding, shape: Sequence[int], coordinates: Mapping[str, int]
 ) -> torch.Tensor:
-    """Slice the padding off `part`, a device's shard of a value of global `shape`: a view."""
+    """Return `part`, a device's shard of a value of global `shape`, without its padding: a view."""
     return resized(part, sharding.held_shape(shape, coordinates))
 
 
@@ -80,7 +80,8 @@ def resized(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 def assemble(
     shard_at: Callable[[dict[str, int]], torch.Tensor], sharding: Sharding, mesh: Mesh
 ) -> torch.Tensor:
-    """The global tensor whose shard, with its padding, `shard_at` returns at each coordinate.
+    """Assemble a global tensor from its shards. shard_at: returns the shard, with its padding, at
+    given coordinates.
 
     Axes that the sharding does not name are read at coordinate 0; unreduced axes are reduced.
     """

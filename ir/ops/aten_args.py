@@ -87,9 +87,9 @@ def arguments(
 ) -> tuple[list[Any], dict[str, Any]]:
     """Positional and keyword arguments of the ATen call that an op stands for.
 
-    operand: what to put for an operand (an SSA value): a tensor to run the op, a variable's
-    name to emit it. num_rows: rows of ragged results, in place of the number in their types.
-    Keyword arguments at their default are left out.
+    operand: replaces an SSA value by a tensor, to run the op, or by a variable's name, to emit it.
+    num_rows: the number of rows of ragged results, in place of the number in their types. Keyword
+    arguments with their default value are left out.
     """
     derived = spec_of(op).derived
     given = iter(op.structured_operands)

@@ -31,7 +31,7 @@ GROUP = 16
 
 
 def role_of(op: Operation) -> Role | None:
-    """The role of an op in a kernel; None if no kernel can hold it."""
+    """The role that an op can have in a kernel; None if no kernel can contain it."""
     spec = spec_of(op)
     if spec.role is None or not isinstance(op, AtenOp):
         return None
@@ -44,7 +44,7 @@ def role_of(op: Operation) -> Role | None:
 
 
 def reductions_of(op: AtenOp) -> tuple[Reduction, ...]:
-    """The reductions that an op makes; none if it reduces neither trailing nor leading dims."""
+    """The reductions that an op computes; none if its dims are neither trailing nor leading."""
     reductions = spec_of(op).reductions
     return () if reductions is None else reductions(op)
 
@@ -59,10 +59,8 @@ def column_results(op: AtenOp) -> list[SSAValue]:
 
 
 def sums_few_rows(op: Operation) -> bool:
-    """Whether an op reduces a few rows, dense in memory, to columns.
-
-    The code that combines partial results of kernels does the same, so the op needs no kernel.
-    """
+    """Whether an op sums a few rows, dense in memory, into one row. Generated code that combines
+    partial results does this too, so that the op needs no kernel."""
     if spec_of(op).reductions is not reductions_over_dims or not isinstance(op, AtenOp):
         return False
     rows = op.operands[0]

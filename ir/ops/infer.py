@@ -42,9 +42,10 @@ def _fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def infer_types(op: AtenOp) -> tuple[AnyTensor, ...] | str:
-    """Types of the tensors that torch returns for this op, or its reason to refuse the operands.
+    """The result types that torch infers for an op, or torch's reason to refuse the operands.
 
-    Computed once per distinct name, types and arguments. Masked-off results are left out.
+    Computed once for each distinct name, operand types and arguments. Masked-off results are left
+    out.
     """
     signature = key_of_op(op)
     types = _inferred.get(signature)

@@ -46,7 +46,7 @@ def register_op(spec: OpSpec, *, replace: bool = False) -> OpSpec:
 
 @cache
 def torch_functions() -> frozenset[str]:
-    """torch's own functions that emitted code calls in place of overloads."""
+    """Names of torch's functions, such as `torch.mm`, that emitted code calls, not overloads."""
     return frozenset(filter(None, (spec.torch_function for spec in specs())))
 
 
@@ -61,7 +61,7 @@ def spec_of(op: Operation) -> OpSpec:
 
 
 def spec_named(name: str) -> OpSpec:
-    """The record of an op name such as `aten.add.Tensor`, as `spec_of` gives it."""
+    """The record of an op name such as `aten.add.Tensor`; an empty record if it has none."""
     return _RECORDS.get(name) or _TAGGED.get(name) or _by_tag(name)
 
 
@@ -83,7 +83,7 @@ def specs() -> Iterator[OpSpec]:
 
 
 def weight_of(op: Operation) -> int | None:
-    """The index of a product's operand that may be a layer's weight; None if there is none."""
+    """The index of a product's operand that can be a layer's weight; None for other ops."""
     product = spec_of(op).product
     return None if product is None else product.weight
 
@@ -94,13 +94,14 @@ def is_attention(op: Operation) -> TypeGuard[AtenOp]:
 
 
 def is_positional(op: Operation) -> TypeGuard[AtenOp]:
-    """Whether an op is fused attention by positions: a shard of an attention."""
+    """Whether an op is fused attention on tokens at given positions: a shard of an attention."""
     attention = spec_of(op).attention
     return attention is not None and bool(attention.global_name)
 
 
 def global_name(op: Operation) -> str:
-    """The name of the global op that an op implements: another for attention by positions."""
+    """Name of the op that computes in a global program what an op computes on shards. It differs
+    from the op's own name only for attention by positions."""
     attention = spec_of(op).attention
     return attention.global_name or op.name if attention is not None else op.name
 
@@ -112,10 +113,8 @@ def first_of_attention(op: Operation) -> int:
 
 
 def gives_zero(op: AtenOp, zeros: Mapping[int, bool]) -> bool:
-    """Whether an op's result is 0 at an index of a dim, given the operands that are 0 there.
-
-    zeros: for each operand that has the dim, whether it is 0 there.
-    """
+    """Whether an op's result is 0 at an index of a dim, given the operands that are 0 there. zeros:
+    for each operand that has the dim, whether it is 0 there."""
     match spec_of(op).zero:
         case "all":
             return len(zeros) == len(op.operands) and all(zeros.values())

@@ -29,7 +29,7 @@ _Positions: TypeAlias = tuple[Any, ...]
 
 
 def seen_share(op: AtenOp, mesh: Mesh) -> float:
-    """The share of query-key products that an attention computes, on the most loaded device."""
+    """The fraction of query-key products that an attention computes on its most loaded device."""
     if not is_positional(op):
         return 0.5 if op.value("is_causal") else 1.0
     if not is_causal(op):
@@ -39,8 +39,8 @@ def seen_share(op: AtenOp, mesh: Mesh) -> float:
 
 
 def num_pieces(op: AtenOp, mesh: Mesh) -> int:
-    """Count the pieces in which the first device computes an attention by positions; 1 if it has
-    a mask instead."""
+    """Number of pieces in which the first device computes an attention by positions; 1 if it uses a
+    mask."""
     if not is_causal(op) or op.tensor("attn_mask") is not None:
         return 1
     own, whole = _read_positions(op)
@@ -56,14 +56,14 @@ def _num_pieces(queries: _Positions, keys: _Positions, mesh: Mesh) -> int:
 
 
 def is_causal(op: AtenOp) -> bool:
-    """Whether a fused attention is causal: a query sees keys at its position and before only."""
+    """Whether a fused attention is causal: a query sees only keys at its position and before."""
     if is_positional(op):
         return op.tensor("query_positions") is not None
     return bool(op.value("is_causal"))
 
 
 def are_counted(positions: SSAValue) -> bool:
-    """Whether positions depend on mesh coordinates only, so that they are known before the run."""
+    """Whether positions depend only on mesh coordinates, so that they are known before the run."""
     return _read(positions) is not None
 
 

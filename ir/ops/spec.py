@@ -181,7 +181,7 @@ class OpSpec:
 
     @property
     def is_layout(self) -> bool:
-        """Whether the result has all elements of operand 0: an index map, to a kernel."""
+        """Whether the result has all elements of operand 0, so that a kernel only maps indices."""
         return self.view in ("reshape", "permute", "expand")
 
     @property
@@ -191,12 +191,12 @@ class OpSpec:
 
     @property
     def keeps_weight(self) -> bool:
-        """Whether the result on a weight has the same data: a layout or cast of the weight."""
+        """Whether the op keeps a weight's data: it only changes the weight's layout or dtype."""
         return self.is_layout or self.view == "cast"
 
 
 def family(names: str, **facts: Any) -> tuple[OpSpec, ...]:
-    """The records of ATen ops with the same facts, named in one text without `aten.`."""
+    """The records of several ATen ops with the same facts. names: op names without `aten.`."""
     return tuple(OpSpec(f"aten.{name}", **facts) for name in names.split())
 
 

@@ -23,7 +23,7 @@ def dense_strides(shape: Sequence[int]) -> Sizes:
 
 
 def ordered_strides(shape: Sequence[int], like: Sequence[int]) -> Sizes:
-    """Strides without gaps, with the dims in the memory order that the strides `like` have."""
+    """Dense strides for `shape`, with its dims in the memory order of the strides `like`."""
     strides = [0] * len(shape)
     step = 1
     for dim in sorted(reversed(range(len(shape))), key=lambda dim: like[dim]):
@@ -33,15 +33,14 @@ def ordered_strides(shape: Sequence[int], like: Sequence[int]) -> Sizes:
 
 
 def refines(fine: Sequence[int], coarse: Sequence[int]) -> bool:
-    """Whether each dim of `coarse` is a product of neighbouring dims of `fine`, of equal numel."""
+    """Whether each dim of `coarse` is a product of neighbouring dims of `fine`, which it splits
+    into."""
     return {math.prod(fine), *dense_strides(fine)}.issuperset(dense_strides(coarse))
 
 
 def common_runs(before: Sequence[int], after: Sequence[int]) -> list[Sizes] | None:
-    """Split each dim of `before` into sizes of the common refinement of both shapes.
-
-    Without sizes of 1. None if the shapes do not nest, as 4 x 6 and 6 x 4 do not.
-    """
+    """Split each dim of `before` into the sizes of the coarsest shape that splits both shapes.
+    Sizes of 1 are left out. None if the shapes do not nest, as 4 x 6 and 6 x 4 do not."""
     steps = sorted({math.prod(before), *dense_strides(before), *dense_strides(after)})
     if steps[0] == 0 or any(major % minor for minor, major in pairwise(steps)):
         return None
@@ -53,7 +52,7 @@ def common_runs(before: Sequence[int], after: Sequence[int]) -> list[Sizes] | No
 
 
 def expected_strides(value: SSAValue) -> Sizes:
-    """The strides that a value of a program has when it runs, in elements."""
+    """The strides, in elements, that a value of a program has at run time."""
     shape, owner = shape_of(value), value.owner
     if isinstance(value, BlockArgument):
         region = value.block.parent_op()
@@ -112,7 +111,7 @@ def _part(op: AtenOp, strides: Sizes) -> Sizes:
 
 @cache
 def reshaped(source: Sizes, strides: Sizes, shape: Sizes) -> Sizes | None:
-    """Strides of a view in `shape`; None if there is no such view, so that a reshape copies."""
+    """Strides of a view of a tensor in another `shape`; None if a reshape has to copy."""
     new_strides: list[int] = []
     left = list(reversed(shape))
     for size, stride in _runs(source, strides):

@@ -31,7 +31,7 @@ _UP_TO_NUMBER = re.compile(r"(?:[^.]*\.)*?\d+(?![^.])")
 
 @dataclass(frozen=True)
 class Blocks:
-    """Paths of modules, none within another, in order of first use."""
+    """Paths of a program's repeated modules, none inside another, in order of first use."""
 
     names: tuple[str, ...]
     _by_layer: dict[str, str | None] = field(
@@ -62,23 +62,23 @@ def shared_modules(a: str, b: str) -> int:
 
 
 def blocks_of(program: Program) -> Blocks:
-    """The blocks of a program. Raises ValueError if `dist.blocks` is no list of strings."""
+    """The blocks that a program stores. ValueError if `dist.blocks` is not a list of strings."""
     stored = program.module.attributes.get(BLOCKS)
     if stored is None:
         return _derived(program)
     if not isinstance(stored, builtin.ArrayAttr) or not all(
         isinstance(name, builtin.StringAttr) for name in cast("builtin.ArrayAttr", stored)
     ):
-        raise ValueError(f'{BLOCKS} is {stored}, expected the paths of modules, as ["h.0", "h.1"].')
+        raise ValueError(
+            f'{BLOCKS} is {stored}, expected a list of module paths, as ["h.0", "h.1"].'
+        )
     names = cast("builtin.ArrayAttr[builtin.StringAttr]", stored)
     return Blocks(tuple(name.data for name in names))
 
 
 def store_blocks(program: Program, paths: Iterable[str]) -> None:
-    """Make the modules at `paths` that have ops in the program its blocks.
-
-    Nothing is stored if the numbers in layers' names, which no pass changes, imply these blocks.
-    """
+    """Store those modules at `paths` that have ops as the program's blocks. Nothing is stored if
+    the numbers in layers' names imply these blocks, as no pass changes the names."""
     names = _used(Blocks(tuple(paths)), program)
     implied = _derived(program)
     if names != implied.names or (names and names != _numbered(program)):
@@ -111,7 +111,7 @@ class _Module:
 
     @property
     def body(self) -> tuple[str, ...] | None:
-        """Names of its ops, to compare modules by; None if its ops are all of one layer."""
+        """Names of the module's ops, to compare modules; None if all ops are of one layer."""
         return tuple(self.ops) if len(self.layers) > 1 else None
 
 

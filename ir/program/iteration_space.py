@@ -50,9 +50,10 @@ _ASIDE = ("pointwise", "view", "move")
 
 @dataclass(frozen=True)
 class IterationSpace:
-    """The work that a kernel's programs divide: `rows` times `columns` elements.
+    """The elements that a kernel's program instances divide among them: `rows` times `columns`.
 
-    aside: elements of a side value, unrelated to the rows, that the first programs compute; or 0.
+    aside: number of elements of a side value, unrelated to the rows, that the first instances
+    compute; or 0.
     """
 
     family: Family
@@ -64,12 +65,12 @@ class IterationSpace:
 
     @property
     def holds_columns(self) -> bool:
-        """Whether each program has all rows of its columns, and reduces them whole."""
+        """Whether each program instance has all rows of its columns, and reduces whole columns."""
         return self.family == "columns" and self.rows <= FEW_ROWS
 
 
 def space_of(ops: Collection[Operation], escaping: Iterable[SSAValue]) -> IterationSpace | str:
-    """The space of a kernel that computes `ops` and writes `escaping`, or the reason for none."""
+    """The space of a kernel that computes `ops` and writes `escaping`; else the reason for none."""
     members, written = [op for op in ops if isinstance(op, AtenOp)], list(escaping)
     space = _space_of(members, written)
     beside = computed_aside(members, written) if isinstance(space, str) else set[SSAValue]()
@@ -87,8 +88,8 @@ def space_of(ops: Collection[Operation], escaping: Iterable[SSAValue]) -> Iterat
 
 
 def computed_aside(members: Collection[AtenOp], written: Iterable[SSAValue]) -> set[SSAValue]:
-    """Side values: of at most `FEW_ASIDE` elements, all of one size, made by pointwise ops, views
-    and moves from which no other written value is computed."""
+    """Find the side values of a kernel: of at most `FEW_ASIDE` elements, all of one size, computed
+    by pointwise ops, views and moves from which no other written value is computed."""
     values = list(written)
     beside: dict[SSAValue, set[SSAValue]] = {}
     for value in values:
@@ -104,7 +105,7 @@ def computed_aside(members: Collection[AtenOp], written: Iterable[SSAValue]) -> 
 
 
 def ancestors(values: Iterable[SSAValue], members: Collection[Operation]) -> set[SSAValue]:
-    """Results of `members` from which `values` are computed, including `values` of theirs."""
+    """Results of `members` from which `values` are computed, and `values` that are such results."""
     inside = set(members)
     reached: set[SSAValue] = set()
     pending = list(values)

@@ -12,10 +12,10 @@ from shardweave.ir.program.staged import Run, StagePlaces, functions_of, runs_of
 
 @dataclass(frozen=True)
 class ComingMessage:
-    """A message from another coordinate on the stage axis. run, stage: of the sender.
+    """A message from another coordinate on the stage axis. run, stage: the sender's.
 
-    seen: how many of the receiver's messages the sender receives before it sends this one: once
-    this one arrives, those have arrived.
+    seen: the number of the receiver's messages that the sender has received before it sends this
+    one. When this message arrives, the receiver knows that they have arrived.
     """
 
     run: Run
@@ -25,7 +25,8 @@ class ComingMessage:
 
 
 def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessage]]:
-    """The messages that coordinate `place` receives in a step, in order, by sending coordinate."""
+    """List the messages that coordinate `place` of the stage axis receives in a step, in order, by
+    the sender's coordinate."""
     places = StagePlaces.of(program)
     functions = functions_of(program)
     messages = {
@@ -48,7 +49,7 @@ def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessag
 
 
 def places_that_talk(program: Program) -> list[tuple[int, int]]:
-    """Pairs of sender and receiver, as coordinates on the stage axis."""
+    """Pairs (sender, receiver) that exchange messages, as coordinates on the stage axis."""
     places = StagePlaces.of(program)
     functions = functions_of(program)
     goals = {

@@ -98,7 +98,8 @@ class Program:
             text = Path(path).read_text()
         except UnicodeDecodeError as error:
             raise ProgramTextError(
-                f"'{path}' is not text; give a program's, as `shardweave capture` writes it."
+                f"file '{path}' is not text; give the file of a program, as `shardweave capture` "
+                "writes it."
             ) from error
         return Program.parse(text, str(path))
 
@@ -162,12 +163,12 @@ class Program:
         return _slots(self.return_op.operands, self.function.res_attrs)
 
     def set_argument_attributes(self, name: str, values: Mapping[int, Attribute | None]) -> None:
-        """Set (or, with None, remove) one attribute of several arguments, by index."""
+        """Set an attribute of several arguments. values: by argument index; None removes it."""
         count = len(self.function.body.block.args)
         self.function.arg_attrs = _with(self.function.arg_attrs, count, name, values)
 
     def set_result_attributes(self, name: str, values: Mapping[int, Attribute | None]) -> None:
-        """Set (or, with None, remove) one attribute of several results, by index."""
+        """Set an attribute of several results. values: by result index; None removes it."""
         count = len(self.return_op.operands)
         self.function.res_attrs = _with(self.function.res_attrs, count, name, values)
 
@@ -209,10 +210,8 @@ class Program:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """The number of each rank's device and process; empty if they are numbered like ranks.
-
-        Raises ValueError unless there is one distinct number for each rank.
-        """
+        """The device and process number of each rank; empty if rank r has number r. Raises
+        ValueError unless there is one distinct number for each rank."""
         attribute = self.module.attributes.get(DEVICES)
         if attribute is None:
             return ()
@@ -223,13 +222,13 @@ class Program:
         devices = tuple(number for number in numbers if isinstance(number, int) and number >= 0)
         if len(set(devices)) != count or len(numbers) != count:
             raise ValueError(
-                f"{DEVICES} is {attribute}, expected {count} different numbers, one for each rank "
-                f"of the mesh {self.mesh or 'of one device'}."
+                f"the attribute {DEVICES} is {attribute}, expected {count} distinct device "
+                f"numbers, one for each rank of the mesh {self.mesh or 'of one device'}."
             )
         return devices
 
     def set_devices(self, devices: Sequence[int]) -> None:
-        """Store the device number of each rank; nothing if they are numbered like ranks."""
+        """Store the device number of each rank; store nothing if rank r has number r."""
         if tuple(devices) in ((), tuple(range(len(devices)))):
             self.module.attributes.pop(DEVICES, None)
         else:
@@ -288,7 +287,7 @@ def _call(function: str, program: Program) -> Any:
 def sharding_of(
     attribute: ShardingAttr | None, shape: tuple[int, ...], program: Program
 ) -> Sharding:
-    """The sharding an attribute stands for, given the value's shape in the program."""
+    """The sharding that an attribute describes. shape: the value's shape in the program."""
     mesh = program.mesh
     if attribute is None or mesh is None:
         return Sharding.replicated(len(shape))
@@ -296,18 +295,14 @@ def sharding_of(
 
 
 def shardings_of(op: Operation, program: Program) -> list[Sharding | None]:
-    """The sharding that an op's annotation gives each result; None where it has none.
-
-    Raises ValueError, naming the op, if one does not fit its result.
-    """
+    """The sharding that each result of an op is annotated with; None for a result without
+    annotation. Raises ValueError, naming the op, if a sharding does not fit its result."""
     return _read(op, sharding_attrs_of(op), program)
 
 
 def wishes_of(op: Operation, program: Program) -> list[Sharding | None]:
-    """The sharding that a plan or a person wants of each result of an op; None where free.
-
-    Raises ValueError, naming the op, if one does not fit its result.
-    """
+    """The sharding that a plan or a user asks of each result of an op; None where they ask for
+    none. Raises ValueError, naming the op, if a sharding does not fit its result."""
     return _read(op, wanted_attrs_of(op), program)
 
 

@@ -60,14 +60,14 @@ MICRO = "micro"
 
 
 class StageFunction(Program):
-    """A function of a staged program, seen as a program of its own on the same mesh."""
+    """A stage's function in a staged program, seen as a program of its own on the same mesh."""
 
     def __init__(self, module: builtin.ModuleOp, function: func.FuncOp) -> None:
         super().__init__(module)
         self._function = function
 
     def clone(self) -> StageFunction:
-        """The function of the same name in a copy of the whole program."""
+        """Copy the whole program; return the function of the same name in the copy."""
         module = self.module.clone()
         functions = (op for op in module.body.block.ops if isinstance(op, func.FuncOp))
         (function,) = (candidate for candidate in functions if candidate.sym_name.data == self.name)
@@ -83,7 +83,7 @@ class StageFunction(Program):
 
     @property
     def alone(self) -> StageFunction:
-        """The function on the mesh of its stage, without the stage axis."""
+        """The stage function as a program on the mesh of its stage, without the stage axis."""
         return _AloneFunction(self.module, self.function)
 
     @property
@@ -109,7 +109,8 @@ class _AloneFunction(StageFunction):
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a function. at: coordinate on the stage axis. micro_batch: None if once a step."""
+    """A run of a stage function. at: coordinate on the stage axis. micro_batch: None if once a
+    step."""
 
     function: str
     at: int
@@ -146,7 +147,7 @@ def parts_of(program: Program) -> list[Program]:
 
 
 def ops_of_parts(program: Program) -> Iterator[Operation]:
-    """All ops of a program, function by function; runs of functions do not count."""
+    """Yield the ops of all functions of a program; dist.run ops do not count."""
     for part in parts_of(program):
         yield from part.ops
 
@@ -171,7 +172,7 @@ def num_ops_on_a_rank(program: Program) -> int:
 
 @dataclass(frozen=True)
 class BetweenStages:
-    """Traffic between the stages of a step: messages, and their bytes on one rank of each."""
+    """Traffic between stages in a step: messages, and bytes that one rank of each stage sends."""
 
     stages: int
     micro_batches: int
@@ -206,11 +207,11 @@ def micro_axis(program: Program) -> Axis | None:
 
 @dataclass(frozen=True)
 class StagePlaces:
-    """Coordinates of stages on the stage axis. A stage may be at several of them, each of
-    which runs some of its micro-batches.
+    """Coordinates of the stages on the stage axis. A stage may have several; each then runs some of
+    the micro-batches.
 
-    of_stage: ascending coordinates, by stage. of_batch: the coordinate that runs a micro-batch of a
-    stage, by both.
+    of_stage: ascending coordinates, by stage. of_batch: by (stage, micro-batch), the coordinate
+    that runs it.
     """
 
     of_stage: Mapping[int, tuple[int, ...]]
@@ -231,12 +232,12 @@ class StagePlaces:
         return StagePlaces(places, of_batch)
 
     def source(self, stage: int, micro_batch: int | None) -> int:
-        """The coordinate of a stage that runs (and sends for) a micro-batch; its first if None."""
+        """The coordinate of a stage that runs, and sends for, a micro-batch; if None, its first."""
         first = self.of_stage[stage][0]
         return first if micro_batch is None else self.of_batch.get((stage, micro_batch), first)
 
     def goals(self, run: Run, stage: int, to: int) -> tuple[int, ...]:
-        """The coordinates to which a run of `stage` sends its messages for stage `to`."""
+        """The coordinates that receive the messages for stage `to` from a run of `stage`."""
         if run.micro_batch is not None:
             return (self.source(to, run.micro_batch),)
         return self.of_stage[to] if run.at == self.source(stage, None) else ()

@@ -21,10 +21,8 @@ from shardweave.ir.torch_private import is_composite, schema_of
 
 
 def is_view(op: Operation) -> bool:
-    """Whether an op's result shares the memory of its operand, so that it takes no time.
-
-    A reshape does unless its operand's strides make it copy, as those of a permutation may.
-    """
+    """Whether an op's result shares its operand's memory, so that the op takes no time. A reshape
+    does so unless the operand's strides force a copy, as after a permutation."""
     facts = spec_of(op)
     if facts.view != "reshape":
         return facts.may_share
@@ -39,7 +37,7 @@ def copies(op: Operation) -> bool:
 
 
 def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SSAValue | None:
-    """The operand whose memory result `position` shares; None if the result has its own.
+    """The operand whose memory result `position` shares; None if the result has memory of its own.
 
     A wait returns the collective's results in place, and a collective over axes of size 1 in `mesh`
     (if given) does nothing.
@@ -56,18 +54,14 @@ def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SS
 
 
 def reduces_in_place(op: Operation) -> bool:
-    """Whether a collective is an all-reduce of one value that nobody else reads.
-
-    Its result is then written where the operand was. Several operands are copied into one message.
-    """
+    """Whether an op is an all-reduce of a single value that nobody else reads. The result is then
+    written over the operand. Several operands would be copied into one message."""
     return isinstance(op, AllReduceOp) and len(op.operands) == 1 and is_unshared(op.operands[0])
 
 
 def is_unshared(value: SSAValue) -> bool:
-    """Whether a value is read once, and shares its memory with no other value that is read.
-
-    Its reader may then overwrite it in place.
-    """
+    """Whether a value has one reader and shares its memory with no other value that is read. Its
+    reader may then overwrite it in place."""
     while value.has_one_use() and isinstance(value, OpResult):
         maker = value.op
         if isinstance(maker, FusedOp):
@@ -80,9 +74,10 @@ def is_unshared(value: SSAValue) -> bool:
 
 
 def added_rows(op: Operation) -> tuple[Operation, int] | None:
-    """The lookup gradient that an op adds to an unshared table, and the table's operand index.
+    """For an op that adds a lookup's gradient to an unshared table: that gradient's op, and the
+    table's operand index; None for other ops.
 
-    None for other ops. A kernel updates such a table in place, and only the rows that change.
+    A kernel updates such a table in place, and only in the rows that change.
     """
     if op.name != "aten.add.Tensor":
         return None
@@ -99,7 +94,7 @@ def added_rows(op: Operation) -> tuple[Operation, int] | None:
 
 
 def overwritten_table(op: FusedOp) -> int | None:
-    """The index of the operand that a region's kernel updates in place and returns, or None."""
+    """Index of the operand that a fused region's kernel updates in place and returns, or None."""
     for inner in op.fused_ops:
         rows = added_rows(inner)
         if rows is not None:
@@ -117,19 +112,15 @@ def outside(value: SSAValue) -> SSAValue:
 
 
 def adds_its_result(op: Operation) -> bool:
-    """Whether an op can accumulate into existing memory instead of allocating its result.
-
-    Matrix product libraries do so at no cost.
-    """
+    """Whether an op can accumulate into existing memory instead of allocating its result. Matrix
+    product libraries do so at no cost."""
     return op.name == "aten.mm"
 
 
 @cache
 def makes_memory(name: str) -> bool:
-    """Whether the results of an ATen op never alias its operands, by its schema.
-
-    An op that torch composes of others, such as dropout, may return its operand.
-    """
+    """Whether the results of an ATen op never alias its operands, by its schema. An op that torch
+    composes of others, such as dropout, may return its operand."""
     overload = overload_named(name)
     if is_composite(overload):
         return False
@@ -137,7 +128,7 @@ def makes_memory(name: str) -> bool:
 
 
 def storage_of(value: SSAValue, mesh: Mesh | None = None) -> SSAValue:
-    """The value whose memory a value shares: itself, if it has its own."""
+    """The value that owns the memory of `value`: itself if it has memory of its own."""
     while isinstance(value, OpResult):
         if isinstance(value.op, FusedOp):
             source = _source_of_region(value.op, value.index)
@@ -157,14 +148,14 @@ def _source_of_region(op: FusedOp, position: int) -> SSAValue:
 
 
 def layout_source(value: SSAValue) -> SSAValue:
-    """Follow layouts (views of all elements, copied or not) back to the value that they show."""
+    """Follow view and reshape ops back to the value whose elements they return, copied or not."""
     while isinstance(value.owner, Operation) and spec_of(value.owner).is_layout:
         value = value.owner.operands[0]
     return value
 
 
 def view_source(value: SSAValue) -> SSAValue:
-    """Follow layouts back to the value that they show, as long as they share its memory."""
+    """Follow views back to the value whose elements they return, while they share its memory."""
     while isinstance(value.owner, Operation) and spec_of(value.owner).is_layout:
         if copies(value.owner):
             break
@@ -173,7 +164,7 @@ def view_source(value: SSAValue) -> SSAValue:
 
 
 def later_ops(program: Program) -> set[Operation]:
-    """Ops from each sub-batch's first backward or recompute op on, which ends its forward pass."""
+    """Ops from each sub-batch's first backward or recompute op on, where its forward pass ends."""
     later: set[Operation] = set()
     turned: set[Attribute | None] = set()
     for op in program.ops:
@@ -186,7 +177,7 @@ def later_ops(program: Program) -> set[Operation]:
 
 
 def later_reads(program: Program) -> Iterator[tuple[Operation, SSAValue]]:
-    """Yield (later op, operand) for each operand that the forward pass made on the device."""
+    """Yield (later op, operand) for each operand that the forward pass computed on the device."""
     later = later_ops(program)
     for op in program.ops:
         for value in op.operands if op in later else ():
@@ -196,7 +187,7 @@ def later_reads(program: Program) -> Iterator[tuple[Operation, SSAValue]]:
 
 
 def kept_values(program: Program) -> list[SSAValue]:
-    """Results of forward ops whose memory `later_ops` read, each once: the kept activations."""
+    """Results of forward ops that `later_ops` read, once per memory: the activations kept."""
     roots = (storage_of(value, program.mesh) for _, value in later_reads(program))
     return list(dict.fromkeys(root for root in roots if isinstance(root, OpResult)))
 

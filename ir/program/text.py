@@ -29,14 +29,14 @@ _WIDTH = 140
 
 @dataclass(frozen=True)
 class SourceText:
-    """A text that was parsed. offsets: position in the text at which each op begins."""
+    """The text of a parsed program. offsets: index in the text at which each op begins."""
 
     text: str
     name: str
     offsets: Mapping[Operation, int]
 
     def offset_of(self, place: Operation | SSAValue) -> int | None:
-        """Offset at which an op begins or an argument is declared; None if not from this text."""
+        """Text index at which an op begins or an argument is declared; None if not in this text."""
         owner = place.owner if isinstance(place, SSAValue) else place
         if isinstance(owner, Operation):
             return self.offsets.get(owner)
@@ -80,7 +80,7 @@ _NOT_ALL = "Could not parse entire input!"
 
 
 class ProgramTextError(ValueError):
-    """Raised for a text that is not a program: one line says where, what, and what was expected."""
+    """Raised for a text that is no program: one line says where, what, and what was expected."""
 
 
 _WITHOUT_A_PLACE = (

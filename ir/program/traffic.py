@@ -37,7 +37,7 @@ def bytes_moved(op: Operation) -> int:
 
 
 def merged_bytes(op: AtenOp, pieces: int) -> int:
-    """Bytes moved to merge the results of an attention's `pieces`, beside their kernels.
+    """Bytes moved, beside the kernels, to merge the results of an attention's `pieces`.
 
     Forward, a piece's result is written, scaled in the log-sum-exp's precision, and added to the
     total, which is scaled before. Backward, a piece's gradients of queries, keys and values are
@@ -55,16 +55,16 @@ def merged_bytes(op: AtenOp, pieces: int) -> int:
 
 
 def traffic(ops: Collection[Operation]) -> int:
-    """Bytes that one kernel of these ops moves: its inputs and its outputs, each once."""
+    """Bytes that a kernel of these ops moves: it reads each input and writes each output once."""
     read, written = accesses(ops)
     return sum(read.values()) + sum(written.values())
 
 
 def accesses(ops: Collection[Operation]) -> tuple[dict[SSAValue, int], dict[SSAValue, int]]:
-    """Bytes, by value, that one kernel of `ops` (given in order) reads, and that it writes.
+    """Bytes that one kernel of `ops` (given in order) reads, and bytes that it writes, by value.
 
-    A layout that does not copy counts as the value that it shows. Of a value that is sliced or
-    looked up, directly or after pointwise ops, only the elements that are taken count.
+    A view or reshape that does not copy counts as the value that it shows. If a value is sliced or
+    looked up, directly or after pointwise ops, only the elements taken count.
     """
     members = set(ops)
     read: dict[SSAValue, int] = {}

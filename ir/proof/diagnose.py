@@ -29,8 +29,8 @@ from shardweave.ir.proof.walk import Walk
 
 
 def is_of_sum(value: Value, forms: FormsOf) -> bool:
-    """Whether a value may be a step of a sum of exponentials by a shard's own maximum. forms: looks
-    up ops of the global program."""
+    """Whether a value may be a step of a sum of exponentials relative to a shard's own maximum.
+    forms: looks up ops of the global program."""
     match value:
         case Local("aten.sub.Tensor", given, (Relation() as first, Relation() as second)):
             is_near = second.held.number in _maxima(first, forms)
@@ -59,7 +59,7 @@ def _maxima(x: Relation, forms: FormsOf) -> dict[int, frozenset[tuple[str, Attri
 
 
 def explain_mismatch(walk: Walk, slot: Slot, declared: Sharding, wanted: int) -> str:
-    """Explain why a result is not expression `wanted` in its declared sharding."""
+    """Explain why a result is not the expression `wanted` in its declared sharding."""
     goal = f"{slot.kind} '{slot.name}' is to be that of {walk.table.describe(wanted)}"
     fault = _fault_of(walk, slot.value)
     if fault is not None:
@@ -86,7 +86,7 @@ def _argument(walk: Walk, value: SSAValue) -> str:
 
 
 def explain_given(walk: Walk, giver: str, reader: str, slot: Slot, given: SSAValue) -> str:
-    """Explain how a value produced by stage function `giver` differs from what `reader` expects."""
+    """Explain why the value that stage function `giver` returns is not what `reader` takes."""
     problem = f"@{reader} reads {slot.kind} '{slot.name}'"
     fault = _fault_of(walk, given)
     if fault is not None:
@@ -127,7 +127,7 @@ def shards_of(value: Relation) -> str:
 
 
 def explain_same(table: Expressions, values: dict[SSAValue, int], slot: Slot, wanted: int) -> str:
-    """Explain why a result differs from the other program's (both local, or both global)."""
+    """Explain why a result differs from the other program's (both are local, or both global)."""
     goal = f"{slot.kind} '{slot.name}' is to be that of {table.describe(wanted)}"
     op = first_at_fault(slot.value, lambda value: values[value] >= table.num_read, values)
     if op is None:
@@ -145,8 +145,8 @@ def first_at_fault(
     order: Iterable[SSAValue],
     walk: Walk | None = None,
 ) -> Operation | None:
-    """Find the first op that has related operands but an unrelated result; None if none does.
-    Searches the ops that `value` is computed from, in the order of their results in `order`.
+    """Find the first op, among those from which `value` is computed, that has related operands but
+    an unrelated result; None if none does. order: the position of each value.
 
     An op on integers (offsets, masks) may have a relation only as a step of a local form, together
     with its other operands, so that an op on floating-point numbers is the likelier cause.

@@ -22,11 +22,11 @@ FULL = "aten.full"
 
 
 class ProofError(ValueError):
-    """A program could not be proved to compute the results of another."""
+    """Raised if a program is not proved to compute the results of another program."""
 
 
 def dtype_kind_of(value: SSAValue) -> str:
-    """The dtype as a proof compares it: `float` for all floating-point types, else its name."""
+    """A dtype as proofs compare it: `float` for all floating-point types, else its name."""
     dtype = dtype_of_value(value)
     return "float" if dtype.is_floating_point else str(dtype)
 
@@ -47,7 +47,7 @@ def is_cast(op: Operation) -> bool:
 
 
 def signs_of(op: Operation) -> tuple[float, float] | None:
-    """Coefficients of both terms of a sum of two floating-point tensors; None for other ops."""
+    """Coefficients of both terms if an op adds floating-point tensors; None for other ops."""
     sign = spec_of(op).sign
     if sign is None or dtype_kind_of(op.results[0]) != "float" or len(op.operands) != 2:
         return None
@@ -56,8 +56,7 @@ def signs_of(op: Operation) -> tuple[float, float] | None:
 
 
 def named(op: Operation) -> str:
-    """Name an op for messages.
-    Adds its position if others have the same name, and its function in a program of stages."""
+    """Name an op for messages, with its position if names repeat, and its stage function."""
     block = op.parent_op()
     while block is not None and not isinstance(block, func.FuncOp):
         block = block.parent_op()
@@ -70,9 +69,7 @@ def named(op: Operation) -> str:
 
 def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[SSAValue]) -> None:
     """Raise ProofError if an op reads a value before it is computed, or while it is in flight.
-
-    in_flight: results of started collectives; the op's own are added if it starts one.
-    """
+    in_flight: results of started collectives; the op's own are added if it starts one."""
     missing = [value for value in op.operands if value not in made]
     if missing:
         raise ProofError(
@@ -83,13 +80,13 @@ def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[S
         in_flight.update(op.results)
     if isinstance(op, dist.WaitOp):
         if not in_flight.issuperset(op.operands):
-            raise ProofError(f"{named(op)} waits for what was not started; start it.")
+            raise ProofError(f"{named(op)} waits for no started collective; start one before it.")
         return
     early = [value for value in op.operands if value in in_flight]
     if early:
         raise ProofError(
-            f"{named(op)} reads %{early[0].name_hint} while it is in flight; put a dist.wait "
-            "before it."
+            f"{named(op)} reads %{early[0].name_hint} before its collective has ended; put a "
+            "dist.wait before this op."
         )
 
 
@@ -97,7 +94,7 @@ def check_order(op: Operation, made: Mapping[SSAValue, object], in_flight: set[S
 def rule_of_sum(
     name: str, first: tuple[int, ...], second: tuple[int, ...]
 ) -> tuple[Rule, tuple[int, ...]]:
-    """Return the factor rule of a sum op on operands of these shapes, and the sum's shape."""
+    """Return the factor rule of a sum op whose operands have these shapes, and the sum's shape."""
     shape = np.broadcast_shapes(first, second)
     types = [tensor_type(own, torch.float64) for own in (first, second)]
     block = Block(arg_types=types)
@@ -106,5 +103,5 @@ def rule_of_sum(
 
 
 def from_start(index: int, size: int) -> int | None:
-    """Return an index with negative ones counted from the end; None if it is out of range."""
+    """Count a negative index from the start instead of the end; None if it is out of range."""
     return index % size if -size <= index < size else None

@@ -33,7 +33,7 @@ from shardweave.ir.proof.walk import Walk
 
 
 def with_whole_tables(program: Program) -> Program:
-    """Return the program with all-gathers and reduce-scatters of tables in place of row sends."""
+    """Replace sends of table rows by all-gathers and reduce-scatters of whole tables."""
     if not any(isinstance(op, RowsOp) for op in ops_of_parts(program)):
         return program
     program = program.clone()
@@ -125,8 +125,8 @@ def prove(local: Program, *, against: Program) -> Proof:
     """
     if against.is_local and (not local.is_local or is_staged(against) or is_staged(local)):
         raise ProofError(
-            "a program of stages, or a global one, is not compared with one of one rank; give the "
-            "global program as the one to compare with (against)."
+            "a local program (of one rank) can only be compared with another local one without "
+            "stages; to prove a staged or global program, give the global program as `against`."
         )
     local = with_whole_tables(local)
     table = Expressions()
@@ -156,7 +156,9 @@ def _same_level(
         if values[slot.value] != number:
             raise ProofError(explain_same(table, values, slot, number))
         if program.is_local and slot.sharding_attr != other.sharding_attr:
-            raise ProofError(f"{slot.kind} '{slot.name}' is declared in other shards.")
+            raise ProofError(
+                f"{slot.kind} '{slot.name}' has another dist.sharding than in the other program."
+            )
     return Proof(_count(program), len(program.results), table.num_read)
 
 

@@ -14,21 +14,22 @@ Key = tuple[str, str]
 
 
 def argument_of(table: Expressions, local: Program, slot: Slot) -> Relation:
-    """Relate an argument of a local program to the global argument, by its declared sharding."""
+    """Relate an argument of a local program to the global program's, by its declared sharding."""
     sharding = local.sharding_of_slot(slot)
     shape = sharding.global_shape(shape_of(slot.value))
     number = table.argument(slot.kind, slot.name, slot.value)
     if table.shapes[number] != shape:
         raise ProofError(
-            f"{slot.kind} '{slot.name}' has parts of a tensor of shape {shape}, expected "
-            f"{table.shapes[number]}; correct its type or its dist.sharding."
+            f"{slot.kind} '{slot.name}' is a shard of a tensor of shape {shape}, but the other "
+            f"program's tensor has shape {table.shapes[number]}; correct its type or its "
+            "dist.sharding."
         )
     # What a rank is given has zeros as its padding.
     return Relation(Held(number, shape, sharding).filled(Fill(0, frozenset(range(len(shape))))))
 
 
 def is_declared(sharding: Sharding, declared: Sharding) -> bool:
-    """Whether `sharding` equals `declared`, except in dims along which the value is constant."""
+    """Whether `sharding` equals `declared`; dims along which the value is constant may differ."""
     same_sum = (sharding.unreduced, sharding.reduction) == (declared.unreduced, declared.reduction)
     return same_sum and all(map(stands_for, sharding.dims, declared.dims))
 
@@ -41,20 +42,24 @@ def check_signature(program: Program, against: Program) -> None:
     known = {(slot.kind, slot.name): slot for slot in against.arguments}
     is_alike = program.is_local == against.is_local
     if is_alike and program.is_local and program.mesh != against.mesh:
-        raise ProofError(f"the program is for mesh {program.mesh}, the other for {against.mesh}.")
+        raise ProofError(
+            f"the programs are for different meshes: {program.mesh} and {against.mesh}."
+        )
     for slot in program.arguments:
         twin = known[slot.kind, slot.name]
         if dtype_kind_of(twin.value) != dtype_kind_of(slot.value):
             raise ProofError(
-                f"{slot.kind} '{slot.name}' has elements of {dtype_kind_of(slot.value)}, expected "
-                f"{dtype_kind_of(twin.value)}."
+                f"{slot.kind} '{slot.name}' has elements of {dtype_kind_of(slot.value)}, but "
+                f"{dtype_kind_of(twin.value)} in the other program; give it the same dtype."
             )
         same_cut = not program.is_local or (
             program.sharding_of_slot(slot) == against.sharding_of_slot(twin)
         )
         same_parts = not is_alike or (shape_of(slot.value) == shape_of(twin.value) and same_cut)
         if not same_parts:
-            raise ProofError(f"{slot.kind} '{slot.name}' is taken in other parts than declared.")
+            raise ProofError(
+                f"{slot.kind} '{slot.name}' has another dist.sharding than in the other program."
+            )
 
 
 def _check_models(program: Program, against: Program) -> None:
@@ -69,16 +74,16 @@ def _check_models(program: Program, against: Program) -> None:
     for keys, which in ((added, "the program"), (lacking, "the other program")):
         if keys:
             raise ProofError(
-                f"the programs are of different models: {_first_of(keys)} only in {which}; compare "
-                "it with the program that was captured of the same model, under the same names."
+                f"the programs are of different models: {_first_of(keys)} only in {which}; "
+                "compare it with the program captured from the same model, under the same names."
             )
     others = [key for key, shape in own.items() if wanted[key] != shape]
     if others:
         raise ProofError(
             f"the programs are of different models or batches: {_first_of(others)} of another "
-            f"shape, whole {own[others[0]]} here and {wanted[others[0]]} there; compare it with "
-            "the program that was captured of the same model and batch, or correct its type or "
-            "its dist.sharding."
+            f"shape, globally {own[others[0]]} in the program and {wanted[others[0]]} in the "
+            "other program; compare it with the program captured from the same model and batch, "
+            "or correct its type or its dist.sharding."
         )
 
 
@@ -93,10 +98,12 @@ def _check_results(program: Program, against: Program) -> None:
     wanted = [(slot.kind, slot.name) for slot in against.results]
     for kind, name in wanted:
         if (kind, name) not in keys:
-            raise ProofError(f"{kind} '{name}' is not returned; return it.")
+            raise ProofError(
+                f"{kind} '{name}' is a result of the other program only; return it here too."
+            )
     for kind, name in keys:
         if (kind, name) not in wanted or keys.count((kind, name)) > 1:
             raise ProofError(
-                f"{kind} '{name}' is none of the other program's results, or is returned twice; "
-                "drop it."
+                f"the program returns {kind} '{name}', but the other program does not, or it "
+                "returns it twice; remove this result from its return op."
             )

@@ -69,7 +69,7 @@ Key = tuple[str, frozenset[tuple[str, Attribute]], tuple[Value, ...], tuple[tupl
 
 @dataclass
 class Walk:
-    """The relations of a local program's values to the global program.
+    """Relates the values of a local program to the global program, op by op.
 
     known: relations by local computation. refusals: by op, the reason why it has no relation.
     steps: values within local forms of sharded ops. others: further relations of a constant, which
@@ -90,7 +90,7 @@ class Walk:
 
     def sub_batches(self, ops: Iterable[Operation]) -> None:
         """Find the sub-batch axes from slices of arguments. Runs before `block`, since a schedule
-        may place ops of a sub-batch before the slice that defines it."""
+        may place ops of a sub-batch above the slice that defines it."""
         for op in ops:
             if spec_of(op).view == "part" and op.operands[0] in self.values:
                 self.results(op, (self.values[op.operands[0]],))
@@ -106,7 +106,9 @@ class Walk:
                 made = self._fused(op, operands)
             elif isinstance(op, dist.RecvOp):
                 if op.results[0] not in self.links:
-                    raise ProofError(f"{describe(op)} stands in no function of a stage; drop it.")
+                    raise ProofError(
+                        f"{describe(op)} must be in a stage function; move it into one."
+                    )
                 made = (self.values[self.links[op.results[0]]],)
             elif isinstance(op, dist.SendOp):
                 continue
@@ -122,7 +124,7 @@ class Walk:
     def results(
         self, op: Operation, operands: tuple[Value, ...], *, is_template: bool = False
     ) -> tuple[Value, ...]:
-        """Return the relations of an op's results. is_template: whether it is of a local form."""
+        """Return the relations of an op's results. is_template: the op belongs to a local form."""
         key = key_of(op, operands)
         made = self.known.get(key)
         if made is not None:

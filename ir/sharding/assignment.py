@@ -34,10 +34,11 @@ FREE: Price = (0, 0.0, 0)
 
 
 class Operand(NamedTuple):
-    """An operand as planners price it: its global shape, element size in bytes, and versions.
+    """An operand in the search for shardings: its global shape, element size in bytes, and
+    versions.
 
-    versions: the shardings in which the value exists already, the annotated one first.
-    pinned: whether it is a weight that a plan or the user placed.
+    versions: the shardings in which the value exists already, the annotated one first. pinned:
+    whether it is a weight that a plan or the user has sharded.
     """
 
     shape: tuple[int, ...]
@@ -67,8 +68,8 @@ def assign(
 ) -> Assignment:
     """Find the assignment of lowest cost.
 
-    goals: shardings that results should have (None: free). hints: further seats
-    (axis, factor, stride) to consider, known from the consumers of the results.
+    goals: shardings that results should have (None: free). hints: further candidates (axis, factor,
+    stride), known from the consumers of the results.
 
     Raises UnreachableSharding if a goal is unreduced and no assignment gives such a result.
     """
@@ -89,8 +90,9 @@ class _Question:
         if not candidates:
             pending = sorted({axis for goal in self.goals if goal for axis in goal.unreduced})
             raise UnreachableSharding(
-                f"its result is wanted unreduced over {pending}, but no sharding of its operands "
-                "makes it such a sum; leave 'unreduced' out of the annotation."
+                f"the result is asked to be unreduced over {pending}, but no sharding of the "
+                "op's operands makes it a sum over these axes; remove 'unreduced' from the "
+                "annotation."
             )
         return min(candidates, key=lambda choice: choice.cost)
 
@@ -123,19 +125,15 @@ class _Question:
 
     @cached_property
     def _held_axes(self) -> frozenset[str]:
-        """Axes of the operands' first versions, of the goals and of the hints.
-
-        An axis that only a later version of an operand uses may be left out at no cost.
-        """
+        """Axes of the operands' first versions, of the goals and of the hints. An axis that only a
+        later version of an operand uses may be left out at no cost."""
         held = frozenset(axis for axis, _, _ in self.hints)
         held = held.union(*(operand.versions[0].axes for operand in self.operands))
         return held.union(*(goal.axes for goal in self.goals if goal is not None))
 
     def _carried_axes(self) -> list[str]:
-        """Axes over which all operands in `rule.linear` are unreduced sums.
-
-        Empty if another operand is unreduced too: that operand must be reduced anyway.
-        """
+        """Axes over which all operands in `rule.linear` are unreduced sums. Empty if another
+        operand is unreduced too: that operand must be reduced anyway."""
         linear = [self.operands[index].versions[0] for index in sorted(self.rule.linear)]
         others = [o for index, o in enumerate(self.operands) if index not in self.rule.linear]
         if not linear or any(s.reduction != "sum" for s in linear):
@@ -218,17 +216,19 @@ def sum_of(a: Price, b: Price) -> Price:
 
 
 def price_of(mesh: Mesh, operand: Operand, wanted: Sharding) -> Price | None:
-    """The price to reshard the cheapest version to `wanted`; None if no version can reach it."""
+    """The price to reshard an operand's cheapest version to `wanted`; None if impossible."""
     cheapest = _cheapest(mesh, operand, wanted)
     return None if cheapest is None else cheapest[0]
 
 
 def cheapest_version(mesh: Mesh, operand: Operand, wanted: Sharding) -> Sharding:
-    """The version cheapest to reshard to `wanted`. Raises UnreachableSharding if none can be."""
+    """The operand's version that is cheapest to reshard to `wanted`. Raises UnreachableSharding if
+    no version can be resharded so."""
     cheapest = _cheapest(mesh, operand, wanted)
     if cheapest is None:
         raise UnreachableSharding(
-            f"a value that is whole over {list(wanted.unreduced)} cannot become unreduced there."
+            f"the value is fully reduced over {list(wanted.unreduced)} and cannot become an "
+            "unreduced sum again; ask for a sharding without 'unreduced'."
         )
     return operand.versions[cheapest[1]]
 

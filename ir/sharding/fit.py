@@ -17,7 +17,7 @@ from shardweave.ir.sharding.rules import Rule
 
 @dataclass(frozen=True)
 class Misfit:
-    """A problem with an op's shardings. operand: index of the operand at fault, if it is one."""
+    """A problem with an op's shardings. operand: index of the operand at fault, if there is one."""
 
     problem: str
     operand: int | None = None
@@ -34,7 +34,8 @@ class Misfit:
 def fitting_factors(
     rule: Rule, operands: tuple[Sharding, ...], results: tuple[Sharding, ...], mesh: Mesh
 ) -> tuple[DimSharding, ...] | Misfit:
-    """Infer the placements of an op's factors from its operands and results, or a Misfit.
+    """Infer the placements of an op's factors from its operands and results; a Misfit if they
+    conflict.
 
     Each operand and result must be sharded as its factors are. A result must be unreduced over the
     axes of the sharded factors that it lacks, and over the axes over which all operands in

@@ -27,10 +27,10 @@ MAX_VERSIONS = 4
 
 
 class Flow:
-    """The versions (shardings) in which each value exists, kept while ops are visited in order.
+    """Keeps the versions (shardings) in which each value exists while ops are visited in order.
 
-    A parameter that is stored in finer shards than its uses read (`dist.used`) is known to ops
-    in the version that they read alone; `stored` has the shardings of arguments as stored.
+    If a parameter is stored in finer shards than ops read (`dist.used`), ops know only the version
+    that they read; `stored` has the shardings of arguments as stored.
     """
 
     def __init__(self, program: Program) -> None:
@@ -71,7 +71,7 @@ class Flow:
         )
 
     def all_versions(self, value: SSAValue) -> list[Sharding]:
-        """The versions of a value; for a view, also those that its operand's versions give."""
+        """The versions of a value; for a view also the versions that follow from its operand's."""
         versions = list(self.versions[value])
         for sharding, _ in self.moved_versions(value):
             if sharding not in versions and len(versions) < MAX_VERSIONS:
@@ -79,7 +79,7 @@ class Flow:
         return versions
 
     def moved_versions(self, value: SSAValue) -> list[tuple[Sharding, Sharding]]:
-        """Pairs (version of the view `value`, version of its operand that gives it)."""
+        """Pairs (version of the view `value`, version of its operand from which it follows)."""
         if value not in self.views:
             return []
         view, source = self.views[value]
@@ -98,10 +98,8 @@ class Flow:
         hints: Iterable[tuple[str, int, int]] = (),
         moved: Mapping[SSAValue, Sharding] | None = None,
     ) -> Assignment:
-        """Choose an op's assignment. Raises ValueError, naming the op, for an unreachable goal.
-
-        moved: shardings to assume for some operands in place of their versions.
-        """
+        """Choose the assignment of an op. Raises ValueError, naming the op, for an unreachable
+        goal. moved: shardings to assume for some operands in place of their versions."""
         operands = [self.operand(value) for value in op.operands]
         if moved:
             operands = [
@@ -129,12 +127,12 @@ class Flow:
                 self.pinned.add(result)
 
     def steps(self, value: SSAValue, wanted: Sharding) -> tuple[Sharding, tuple[ReshardStep, ...]]:
-        """The cheapest version of a value and the steps from it to `wanted`."""
+        """The version of a value cheapest to reshard to `wanted`, and the steps to do so."""
         version = cheapest_version(self.mesh, self.operand(value), wanted)
         return version, reshard(shape_of(value), version, wanted, self.mesh)
 
     def remember(self, value: SSAValue, sharding: Sharding) -> bool:
-        """Add a version of a value. Returns False if it is known, or `MAX_VERSIONS` exist."""
+        """Add a version of a value. Returns False if it is there already, or `MAX_VERSIONS` are."""
         known = self.versions[value]
         if sharding in known or len(known) >= MAX_VERSIONS:
             return False
@@ -142,10 +140,11 @@ class Flow:
         return True
 
     def origin(self, value: SSAValue, wanted: Sharding) -> tuple[SSAValue, Sharding] | None:
-        """The operand of the view `value`, and the sharding from which the view gives `wanted`.
+        """For a view that is resharded at its source: its operand, and the sharding from which the
+        view then has `wanted`; else None.
 
-        If the operand has other uses, it is resharded instead of the view: they may need the same
-        (both gradients of a linear map read the output's gradient). None otherwise.
+        The operand is resharded in place of the view if it has other uses that may need the same,
+        as both gradients of a linear map read the output's gradient.
         """
         if value not in self.views:
             return None
@@ -161,7 +160,7 @@ class Flow:
         )
 
     def use(self, value: SSAValue, wanted: Sharding) -> None:
-        """Remember the versions that resharding a value to `wanted` makes."""
+        """Remember the versions of a value that exist once it is resharded to `wanted`."""
         if wanted in self.versions[value]:
             return
         origin = self.origin(value, wanted)
@@ -173,13 +172,13 @@ class Flow:
 
 
 def moved_through(op: AtenOp, sharding: Sharding) -> Sharding | None:
-    """The sharding of a view's result, given its operand's; None if a placement is lost."""
+    """The sharding of a view's result, from its operand's; None if the view loses a placement."""
     rule = rule_of(op)
     return _carried(sharding, rule.carry(rule.operands[0], rule.results[0], sharding.dims))
 
 
 def moved_back(op: AtenOp, sharding: Sharding) -> Sharding | None:
-    """The sharding of a view's operand, given its result's; None if a placement is lost."""
+    """The sharding of a view's operand, from its result's; None if the view loses a placement."""
     rule = rule_of(op)
     return _carried(sharding, rule.carry(rule.results[0], rule.operands[0], sharding.dims))
 
@@ -200,15 +199,15 @@ def is_propagated(program: Program) -> bool:
     for op in program.ops:
         if sharding_attrs_of(op) is None:
             raise ValueError(
-                f"{describe(op)} has no sharding, but other ops do: `sharding` says in which "
-                "shards a result is, and propagate-shardings writes it on all ops; to ask for a "
-                "sharding, write wanted = [..] and leave sharding out."
+                f"{describe(op)} has no `sharding` property, but other ops do; "
+                "propagate-shardings writes it on all ops. To ask for the sharding of a result, "
+                "write wanted = [..] in place of sharding."
             )
     return True
 
 
 def check_not_propagated(program: Program, name: str) -> None:
-    """Raises ValueError if a program is past the point where the pass `name` can be run."""
+    """Raises ValueError if a program is partitioned or propagated: too late for pass `name`."""
     if program.is_local or is_propagated(program):
         state = "local" if program.is_local else "propagated"
         raise ValueError(f"the program is {state} already; run {name} before propagate-shardings.")
@@ -220,8 +219,9 @@ def aten_ops(program: Program) -> list[AtenOp]:
     for op in program.ops:
         if not isinstance(op, AtenOp):
             raise ValueError(
-                f"{op.name} is in the program already; propagate shardings once, on the global "
-                "program as it was captured (run unfuse-kernels first if kernels are fused)."
+                f"the program holds {op.name}, so that it was partitioned or fused already; run "
+                "propagate-shardings once, on the captured global program (run unfuse-kernels "
+                "first if it has fused kernels)."
             )
         ops.append(op)
     return ops

@@ -28,8 +28,8 @@ from shardweave.ir.mesh.placement import DimSharding, padded_size
 class Localizer:
     """A global op, its local operands, and the placements of each factor of its rule.
 
-    sizes: global sizes of the factors. types: local types of the results. insert: adds an op to the
-    local program.
+    sizes: global sizes of the factors. types: local types of the results. insert: a function that
+    adds an op to the local program.
     """
 
     op: AtenOp
@@ -51,18 +51,19 @@ class Localizer:
         *types: tuple[Sequence[int], torch.dtype],
         **values: Any,
     ) -> list[SSAValue]:
-        """Add an aten op. types: shape and dtype of each result. values: non-tensor arguments."""
+        """Add an aten op to the local program. types: shape and dtype of each result. values:
+        non-tensor arguments."""
         results: list[Attribute] = [tensor_type(shape, dtype) for shape, dtype in types]
         return self._add(create(name, operands, results, values))
 
     def shard_index(self, placements: DimSharding) -> SSAValue:
-        """This rank's position (scalar i64) on the axes of a plainly sharded factor."""
+        """Emit this rank's shard index (scalar i64) over axes that shard a factor contiguously."""
         axes = [p.axis for p in placements]
         scalar = tensor_type((), torch.int64)
         return self._add(dist.create_dist(dist.ShardIndexOp, [], [scalar], axes=axes))[0]
 
     def shard(self, value: SSAValue, placements: DimSharding) -> SSAValue:
-        """This rank's shard, by `placements`, of a replicated value of one dim."""
+        """Emit this rank's shard, by `placements`, of a replicated 1-d value."""
         (size,), dtype = shape_of(value), dtype_of_value(value)
         missing = padded_size(placements, size) - size
         if missing:
@@ -83,7 +84,8 @@ class Localizer:
         return value
 
     def clone(self, operands: Sequence[SSAValue] | None = None, **values: Any) -> list[SSAValue]:
-        """Add the op itself with local result types; `values` replace arguments of its schema."""
+        """Add a copy of the op with local result types; `values` replace arguments of its
+        schema."""
         given = self.operands if operands is None else operands
         return self._add(remade(self.op, given, self.types, **values))
 

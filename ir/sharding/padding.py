@@ -40,7 +40,7 @@ from shardweave.ir.sharding.rules.base import Dims, Rule
 
 
 def zeros_of(sharding: Sharding, shape: Sequence[int]) -> frozenset[int]:
-    """The dims that `sharding` pads; for an argument of the step their padding is zeros."""
+    """The dims that `sharding` pads. For an argument of the step this padding is zeros."""
     pairs = enumerate(zip(sharding.dims, shape, strict=True))
     return frozenset(dim for dim, (cut, size) in pairs if not is_even(cut, size))
 
@@ -50,7 +50,7 @@ SAID = 3
 
 
 def notes_on_padding(program: Program) -> list[str]:
-    """A note on how much padding devices compute in a propagated or local program, if any."""
+    """Make a note on the share of padding in a propagated or local program's work, if any."""
     mesh = program.mesh
     if mesh is None:
         return []
@@ -114,7 +114,8 @@ class Padding:
     )
 
     def neutral(self, form: Localizer, rule: Rule, shardings: Sequence[Sharding]) -> Localizer:
-        """Set the operands' padding so that it cannot change results. shardings: the operands'."""
+        """Fill the padding of an op's operands with values that cannot change its results.
+        shardings: one for each operand."""
         uneven = _uneven(form)
         if not uneven:
             return form
@@ -144,7 +145,7 @@ class Padding:
         return self._masked[key]
 
     def note(self, form: Localizer, rule: Rule, made: Sequence[SSAValue]) -> None:
-        """Record the dims of an op's local results, `made`, whose padding is 0."""
+        """Record the dims in which the padding of an op's local results, `made`, is 0."""
         uneven = _uneven(form)
         if not uneven:
             return

@@ -16,10 +16,10 @@ from shardweave.ir.sharding.rules.lookup import rule_of
 
 
 def ragged_values(ops: Iterable[Operation]) -> frozenset[SSAValue]:
-    """Find the values whose number of rows varies; their types state that of balanced groups.
+    """Find values with a varying number of rows; their types state the number for balanced groups.
 
-    `OpSpec.ragged` marks the ops at which they begin and end; ops that keep rows pass them on. A
-    stage function may take and return them. Takes time linear in the ops.
+    `OpSpec.ragged` marks the ops at which ragged rows begin and end; ops that keep rows pass them
+    on. A stage function may take and return them. Takes time linear in the ops.
     """
     ops = [op for op in ops if op.operands or op.results]
     seeds = {value for op in ops for value in _seeds(op)}
@@ -89,7 +89,7 @@ def _row_of(op: AtenOp, rule: Rule, index: int) -> int | None:
 
 
 def is_by_row(op: AtenOp, rule: Rule, index: int) -> bool:
-    """Whether an op computes each row of its results from the same row of operand `index`."""
+    """Whether an op computes row i of each result from row i of operand `index`."""
     row = _row_of(op, rule, index)
     if row is None or (rule.localize and not spec_of(op).is_lookup):
         return False

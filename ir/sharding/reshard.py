@@ -18,12 +18,12 @@ from shardweave.ir.mesh.placement import Placement, Sharding, block_of, fits
 
 @dataclass(frozen=True)
 class ReshardStep:
-    """One collective (or a local slice) of a resharding.
+    """One collective, or a local slice, of a resharding.
 
-    op: class of the op. axes: mesh axes that it joins. arguments: its other arguments, by name.
-    after: the sharding of its result. operand, result: their local shapes; a dim that becomes
-    unevenly sharded is padded before the op, and a dim that is gathered loses its padding after it.
-    sent_elements: number of elements that one rank sends over the network with ring
+    op: class of the op. axes: mesh axes over which it communicates. arguments: its other arguments,
+    by name. after: the sharding of its result. operand, result: their local shapes; a dim that
+    becomes unevenly sharded is padded before the op, and a dim that is gathered loses its padding
+    after it. sent_elements: number of elements that one rank sends over the network with ring
     algorithms.
     """
 
@@ -37,7 +37,7 @@ class ReshardStep:
 
 
 class UnreachableSharding(ValueError):
-    """Raised if a goal is unreduced but the source is not: no collective undoes a reduction."""
+    """Raised if a reduced value should become unreduced: no collective undoes a reduction."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class _Search:
         ranks: int,
         **arguments: int | str,
     ) -> None:
-        """Append the step that leads to the sharding `after`. ranks: how many it joins."""
+        """Append the step that leads to sharding `after`. ranks: the number of ranks in a group."""
         operand, result = (
             list(self.now.local_shape(self.shape)),
             list(after.local_shape(self.shape)),
@@ -86,7 +86,7 @@ class _Search:
         return fits((*self.now.dims[dim], placement), self.shape[dim])
 
     def place(self, dim: int, placement: Placement) -> tuple[Sharding, int]:
-        """The current sharding with `placement` added to `dim`, and its block length."""
+        """Return the sharding with `placement` added to `dim`, and the step's block length."""
         after = self.now.with_dim(dim, (*self.now.dims[dim], placement))
         return after, block_of(after.dims[dim], placement)
 
@@ -109,7 +109,7 @@ class _Search:
                 self.push(dist.ReduceScatterOp, (new.axis,), after, new.size, **where)
 
     def add_sub_batches(self) -> None:
-        """Reduce over time axes first (a local sum), so that one message serves all sub-batches."""
+        """Reduce over time axes first, a local sum, so that one message serves all sub-batches."""
         pending = [a for a in self.now.unreduced if a not in self.goal.unreduced]
         axes = tuple(a for a in pending if a in self.mesh.time_names)
         if axes:
@@ -162,11 +162,13 @@ def reshard(
     missing = [axis for axis in goal.unreduced if axis not in source.unreduced]
     if missing:
         raise UnreachableSharding(
-            f"a value that is whole over {missing} cannot become unreduced over them."
+            f"the value is fully reduced over {missing} and cannot become an unreduced sum over "
+            "these axes again; ask for a sharding without 'unreduced'."
         )
     if goal.unreduced and goal.reduction != source.reduction:
         raise UnreachableSharding(
-            f"a {source.reduction} over {list(source.unreduced)} cannot become a {goal.reduction}."
+            f"the value is an unreduced {source.reduction} over {list(source.unreduced)}, and "
+            f"cannot become an unreduced {goal.reduction}; reduce it first."
         )
     if source.dims == goal.dims and source.unreduced == goal.unreduced:
         return ()

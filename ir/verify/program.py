@@ -50,7 +50,7 @@ Place = Operation | SSAValue | None
 
 
 class VerifyError(ValueError):
-    """A program is not well formed. The message names the op, its layer and what to do."""
+    """Raised for a program that is not well formed; names the op, its layer and what to do."""
 
 
 def check(program: Program) -> None:
@@ -75,7 +75,7 @@ def verify(program: Program) -> list[str]:
 
 
 def located_problems(program: Program) -> list[tuple[str, Place]]:
-    """All problems as (message, the op or value that it is about; None if about neither)."""
+    """All problems as (message, the op or value concerned; None if there is none)."""
     blocks = len(program.function.body.blocks)
     if blocks != 1:
         problem = (
@@ -203,10 +203,8 @@ class _Verifier:
     # Ops
 
     def _is_right(self, op: Operation) -> bool:
-        """Whether an op equals a verified op, reads no partial sum, and has fitting shardings.
-
-        A fast path for most ops; `_op` checks the others and describes their problems.
-        """
+        """Whether an op equals a verified op, reads no partial sum, and has fitting shardings. A
+        fast path for most ops; `_op` checks the others and describes their problems."""
         if self.untyped or not is_known_right(op):
             return False
         for operand in op.operands:
@@ -337,10 +335,8 @@ class _Verifier:
             yield from self._fit(op)
 
     def _fit(self, op: Operation) -> Iterator[str]:
-        """Check, in a propagated global program, that operands fit and reshards can be made.
-
-        Skips ops with a value of unknown sharding; another check reports these.
-        """
+        """Check, in a propagated global program, that operands fit and reshards can be made. Skips
+        ops with a value of unknown sharding; another check reports these."""
         if not all(value in self.shardings for value in (*op.operands, *op.results)):
             return
         operands = tuple(self.shardings[value] for value in op.operands)

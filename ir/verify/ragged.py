@@ -15,7 +15,8 @@ from shardweave.ir.program.program import Program
 
 
 def problems_of_rows(program: Program) -> Iterator[tuple[str, Operation]]:
-    """Problems of the ops that read bounds, each with the op. Linear in the ops."""
+    """Problems of the ops that read the results of `row_bounds`, each with the op. Takes linear
+    time."""
     for op in program.function.body.block.ops:
         if not isinstance(op, AtenOp) or op.name != ROW_BOUNDS:
             continue

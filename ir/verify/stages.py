@@ -60,7 +60,7 @@ class _Read:
 
 
 def problems_of_stages(program: Program) -> Iterator[tuple[str, Place]]:
-    """Problems between the functions of a staged program, each well formed by itself."""
+    """Find problems between the functions of a staged program; each function is valid by itself."""
     reads = {name: _Read.of(function) for name, function in functions_of(program).items()}
     problems = [*_messages(reads), *_runs(program, reads)]
     yield from problems
@@ -164,9 +164,7 @@ def _counts(
     count: int,
 ) -> Iterator[tuple[str, Place]]:
     """Check that each function runs once per micro-batch, or once per coordinate of its stage.
-
-    times: number of runs by function and micro-batch, or by function and -1 - coordinate.
-    """
+    times: number of runs by function and micro-batch, or by function and -1 - coordinate."""
     for name, read in reads.items():
         is_once = read.function.is_once
         own = {-1 - number for other, number in times if other == name}

@@ -25,13 +25,13 @@ MAX_OPS = 256
 
 @dataclass(frozen=True)
 class FuseBlocksPass(PassOnProgram):
-    """Put what each block computes between two messages into one region, for a compiler of graphs.
+    """Put the ops that a block computes between two messages into one region, for a graph compiler.
 
-    A region holds neighbouring ops of one block, phase and sub-batch, library products among them,
+    A region holds neighbouring ops of one block, phase and sub-batch, including library products,
     and at least two that a compiler can fuse. Ops stay in their order.
 
     Requires: a local program, or one without a mesh, without regions. Ensures: numerics unchanged;
-    `unfuse-kernels` gives back the same program. Takes time linear in the ops.
+    `unfuse-kernels` restores the program. Takes time linear in the ops.
     """
 
     name = "fuse-blocks"

@@ -46,7 +46,7 @@ tables of positions that every layer reads."""
 
 @dataclass(eq=False)
 class Unit:
-    """Ops that will be one kernel, or a single op. `place`: the index of the op where it runs."""
+    """One op, or several that will form one kernel, which runs at index `place` of the program."""
 
     ops: dict[Operation, int]
     key: tuple[object, ...]
@@ -56,7 +56,7 @@ class Unit:
 
 
 class Growth:
-    """The state of growing regions: units of ops, whose places are a valid order of execution."""
+    """Regions while they grow: units of ops, whose places form a valid order of execution."""
 
     def __init__(self, program: Program, *, matmul: bool) -> None:
         self.places = {op: index for index, op in enumerate(program.ops)}
@@ -112,7 +112,7 @@ class Growth:
                     break
 
     def regions(self) -> list[Unit]:
-        """All units of several ops, or of ops that are a kernel alone, by place."""
+        """Return, by place, the units of several ops, and of single ops that are kernels alone."""
         units = {
             id(unit): unit
             for unit in self.units.values()
@@ -244,10 +244,11 @@ class Growth:
 
 
 def keys_of_ops(program: Program) -> Iterator[tuple[Operation, tuple[object, ...]]]:
-    """The key of each op; only ops of equal keys may be fused.
+    """Yield each op with its key; ops may be fused only if their keys are equal.
 
-    Keys are equal between the same two collectives, for one sub-batch and phase; each sub-batch's
-    backward pass begins separately. Ops on ragged rows have unique keys: kernels need fixed sizes.
+    Keys are equal between the same two collectives, in one sub-batch and phase. In each sub-batch,
+    ops after the first backward op count as backward. An op on ragged rows has a key of its own,
+    since kernels need fixed sizes.
     """
     segment = 0
     turned: set[object] = set()
@@ -283,7 +284,7 @@ def _write_region(unit: Unit) -> None:
 
 
 def put_in_region(ops: list[Operation], before: Operation, places: list[int], phase: str) -> None:
-    """Move ops of one sub-batch into a region, and annotate it with their layer, phase and copy."""
+    """Move ops of one sub-batch into a region, which gets their layer, phase and sub-batch."""
     fused = fuse(ops, before, places)
     set_layer(fused, common_path(map(layer_of, ops)))
     set_phase(fused, phase)
@@ -316,8 +317,8 @@ class FuseKernelsPass(PassOnProgram):
         require_no_regions(program)
         if not program.is_local and is_propagated(program):
             raise ValueError(
-                "the program is propagated but not partitioned, and a region of it would have no "
-                "sharding; run insert-collectives first."
+                "the program is propagated but not partitioned, and a fused region would have no "
+                "sharding; run insert-collectives before fuse-kernels."
             )
         growth = Growth(program, matmul=self.matmul)
         growth.grow()
@@ -325,4 +326,4 @@ class FuseKernelsPass(PassOnProgram):
         for unit in units:
             _write_region(unit)
         if not units:
-            note("no two ops that a kernel can compute share data: nothing is fused; leave it out.")
+            note("nothing is fused: no two ops that a kernel can compute share data.")

@@ -35,11 +35,9 @@ LAUNCH_BYTES = 1 << 20
 
 
 def _compute_masks_early(program: Program) -> None:
-    """Move small integers and masks to the first op of equal key (`keys_of_ops`).
-
-    Only those whose operands exist by then. A kernel that reads them can then run before a library
-    call that reads another of its results, although they were computed after that call.
-    """
+    """Move small integers and masks to the first op of equal key (`keys_of_ops`). Only those whose
+    operands exist by then. A kernel that reads them can then run before a library call that reads
+    another of its results, although they were computed after that call."""
     places: dict[Operation, float] = {op: place for place, op in enumerate(program.ops)}
     begins: dict[tuple[object, ...], Operation] = {}
     for op, key in list(keys_of_ops(program)):
@@ -81,14 +79,14 @@ class _Recomputed:
     saved_bytes: int = 0
 
     def read_bytes(self, source: SSAValue) -> int:
-        """Bytes that a unit reads of a value; for a table, at most those of the rows looked up."""
+        """Bytes of `source` that a unit reads; for a table, at most those of the rows looked up."""
         lookups = [op for op in self.chain if spec_of(op).is_lookup]
         tables = {layout_source(op.operands[0]): op.results[0] for op in lookups}
         taken = tables.get(source)
         return _bytes(source) if taken is None else min(_bytes(source), _bytes(taken))
 
     def carry_out(self, growth: Growth, places: dict[Operation, int]) -> int:
-        """Put clones before each unit that reads the value; returns how many."""
+        """Insert clones before each unit that reads the value; return the number of clones."""
         count = 0
         for unit, readings in self.readers.items():
             first = min((reading.op for reading in readings), key=places.__getitem__)
@@ -122,7 +120,8 @@ class _Cloning:
         self._known: dict[SSAValue, SSAValue] = {}
 
     def of(self, value: SSAValue) -> SSAValue:
-        """The clone of a value, or the value itself if it is, or is a view of, a stored value."""
+        """Return the recomputed clone of a value, made at the first call; or the value itself if a
+        kernel reads it, or the value that it views, from memory."""
         owner = value.owner
         if layout_source(value) in self.stored or not isinstance(owner, Operation):
             return value
@@ -141,9 +140,7 @@ class _Cloning:
 
 def _plan_for(value: SSAValue, growth: Growth) -> _Recomputed | None:
     """Plan that all kernels that read a value from memory recompute it; includes the bytes saved.
-
-    None if anything but such kernels reads the value, or a kernel would not fit.
-    """
+    None if anything but such kernels reads the value, or a kernel would not fit."""
     owner = _owner_of(value)
     home = None if owner is None else growth.units.get(owner)
     readers: dict[Unit, list[_Reading]] = {}
@@ -237,13 +234,13 @@ def _bytes(value: SSAValue) -> int:
 class RecomputeProducersPass(PassOnProgram):
     """Recompute values inside the kernels that read them, where that saves bytes or a kernel.
 
-    A value that only kernels read, and that follows element by element from values in memory, is
-    computed by each of its readers: across phases, messages and products, which no region crosses.
-    `matmul=false` as in `fuse-kernels`, which is to follow.
+    If only kernels read a value, and it follows element by element from values in memory, each
+    reader computes it: also readers in another phase, or beyond a message or product, which no
+    region crosses. Set `matmul=false` here if `fuse-kernels`, which runs next, has it.
 
     Requires: a verified program without regions. Ensures: numerics unchanged, bit for bit, op by
-    op; regions that `fuse-kernels` with the same option then makes move no more bytes than before,
-    except up to a MiB for each kernel saved.
+    op; the regions that `fuse-kernels` then makes with the same option move no more bytes than
+    before, except up to a MiB for each kernel saved.
     """
 
     name = "recompute-producers"
@@ -264,4 +261,4 @@ class RecomputeProducersPass(PassOnProgram):
                     count += plan.carry_out(growth, places)
         remove_dead_ops(program)
         if not count:
-            note("nothing that kernels hand on is cheaper to compute again; leave the pass out.")
+            note("no value between kernels is cheaper to recompute; leave the pass out.")

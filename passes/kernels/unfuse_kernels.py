@@ -14,10 +14,10 @@ from shardweave.passes.program_pass import PassOnProgram
 
 
 def unfuse(program: Program) -> int:
-    """Inline every fused op, and put the ops back where they stood; returns how many.
+    """Inline every fused op, and move its ops back to their old places; return how many there were.
 
-    If other passes have changed the program since, so that the original places no longer define
-    values before use, each region's ops stay together. Takes time linear in the ops.
+    If other passes have changed the program since, so that the old places no longer define values
+    before use, each region's ops stay together. Takes time linear in the ops.
     """
     fused = [op for op in program.ops if isinstance(op, FusedOp)]
     places: dict[Operation, int] = {}
@@ -61,11 +61,11 @@ def has_regions(program: Program) -> bool:
 def require_no_regions(program: Program) -> None:
     """Raise ValueError if the program has fused regions."""
     if has_regions(program):
-        raise ValueError("the program has fused regions already; run unfuse-kernels first.")
+        raise ValueError("the program has fused regions; run unfuse-kernels before this pass.")
 
 
 def without_regions(program: Program) -> Program:
-    """The program itself, or a copy with its fused ops inlined, in functions of all stages."""
+    """Return the program, or a copy in which fused ops, also of stage functions, are inlined."""
     if not has_regions(program):
         return program
     copy = program.clone()
@@ -76,10 +76,10 @@ def without_regions(program: Program) -> Program:
 
 @dataclass(frozen=True)
 class UnfuseKernelsPass(PassOnProgram):
-    """Replace each `kernel.fused` by its ops.
+    """Replace each `kernel.fused` by the ops in its region.
 
-    Requires: a verified program. Ensures: a program without regions; right after `fuse-kernels`
-    the same one as before it. Takes linear time.
+    Requires: a verified program. Ensures: a program without regions; right after `fuse-kernels`,
+    the program from before it. Takes time linear in the ops.
     """
 
     name = "unfuse-kernels"

@@ -68,7 +68,7 @@ def _cut_loss(program: Program, chunks: int) -> int:
 
 
 def chunk_by_chunk(ops: Sequence[Operation], position: int) -> list[Operation]:
-    """Reorder unrolled ops chunk by chunk. position: the index of the chunk axis in `copy`."""
+    """Reorder unrolled ops by chunk. position: index of the chunk axis in the annotation `copy`."""
     later = {op for op in ops if (copy := copy_of(op)) and copy[position] > 0}
     touched = [i for i, op in enumerate(ops) if op in later or _makers(op) & later]
     if not touched:
@@ -104,7 +104,7 @@ class _Logits:
 
 
 def logits_bytes(program: Program) -> int:
-    """Bytes of the logits from which a program computes its loss; 0 if there are none."""
+    """Bytes of the logits from which a program computes its loss; 0 if it has none."""
     heads = _heads_of(program)
     return max((num_bytes(tensor_type_of(op.results[0])) for op, _ in heads), default=0)
 
@@ -141,8 +141,8 @@ def _logits_of(program: Program) -> _Logits:
     heads = _heads_of(program)
     if not heads:
         raise ValueError(
-            "no product with a parameter leads to a scalar output, so there is no loss to split; "
-            "let forward return the loss."
+            "chunk-loss has no loss to split: no matrix product with a parameter leads to a "
+            "scalar output; let forward return the loss."
         )
     op, weight = max(heads, key=lambda head: prod(shape_of(head[0].results[0])))
     rule, (value,) = rule_of(op), op.results
@@ -154,7 +154,9 @@ def _logits_of(program: Program) -> _Logits:
         if names and not factors.intersection(names) and shape_of(value)[dim] > 1
     ]
     if len(columns) != 1 or not rows:
-        raise ValueError(f"{describe(op)} has no rows along which the loss could be split.")
+        raise ValueError(
+            f"{describe(op)} gives logits without a dim of rows, so that its loss cannot be split."
+        )
     (sharding,) = shardings_of(op, program)
     assert sharding is not None
     return _Logits(op, value, tuple(rows), columns[0], sharding)
@@ -173,7 +175,7 @@ class _Candidate:
         return Placement(CHUNKS, self.chunks, self.stride)
 
     def fits(self, logits: _Logits) -> bool:
-        """Whether the placement fits together with the logits' own placements."""
+        """Whether the chunks fit together with the sharding that the logits have already."""
         held, size = logits.sharding.dims[self.dim], shape_of(logits.value)[self.dim]
         return self.chunks > 1 and fits((*held, self.placement), size)
 
@@ -220,7 +222,7 @@ class _CannotCutError(ValueError):
         super().__init__(f"the loss is no sum over rows: {describe(op)} {why}.")
 
     def others(self, chunks: int) -> Iterator[tuple[int, int]]:
-        """Yield (stride, number) of chunks along each part."""
+        """Yield the (stride, number) of chunks of each factor in `parts` that might fit."""
         for size, minor in self.parts:
             for stride, number in _even(size, chunks):
                 yield stride * minor, number
@@ -271,7 +273,7 @@ class _Chunks:
     def _spread_at(self, op: Operation, value: SSAValue) -> list[SSAValue]:
         if isinstance(op, ReturnOp):
             name = next(s.name for s in self.program.results if s.value is value)
-            raise _CannotCutError(op, f"gives output '{name}', all logits")
+            raise _CannotCutError(op, f"returns the logits as output '{name}'")
         values = [*op.operands, *op.results]
         added: list[SSAValue] = []
         if isinstance(op, ReshardOp):
@@ -327,7 +329,7 @@ class _Chunks:
 
     def _rule(self, op: Operation) -> Rule:
         if not isinstance(op, AtenOp):
-            raise _CannotCutError(op, "is no op that can be cut")
+            raise _CannotCutError(op, "has no sharding rule")
         return rule_of(op)
 
     def _factors(
@@ -342,10 +344,10 @@ class _Chunks:
             own = rule.factors_of(dims, self.rows[value])
             if own is None:
                 parts = self._parts(rule, dims, value)
-                raise _CannotCutError(op, "reads or makes several rows at once", parts)
+                raise _CannotCutError(op, "mixes rows of several chunks", parts)
             factors = [ordered({*x, *y}) for x, y in zip(factors, own, strict=True)]
         if sum(map(len, factors)) > 1:
-            raise _CannotCutError(op, "has the rows in two dims")
+            raise _CannotCutError(op, "has the rows of the logits in two of its dims")
         return factors
 
     def _parts(self, rule: Rule, dims: Dims, value: SSAValue) -> Iterator[tuple[int, int]]:
@@ -365,14 +367,14 @@ class _Chunks:
         summed = next((value for value in op.operands if value in self.sums), None)
         if summed is not None:
             name = summed.name_hint
-            raise _CannotCutError(op, f"reads %{name}, which is of all rows")
+            raise _CannotCutError(op, f"reads %{name}, a sum over all chunks")
         if isinstance(op, ReshardOp):
             self._cut_reshard(op)
             return
         rule = self._rule(op)
         factors = self._factors(op, rule, self.rows)
         if not any(factors):
-            raise _CannotCutError(op, "has no rows, and gradients of logits depend on it")
+            raise _CannotCutError(op, "has no dim of rows, but gradients of logits need it")
         operands, results = ([self.old[v] for v in vs] for vs in (op.operands, op.results))
         old = fitting_factors(rule, tuple(operands), tuple(results), self.program.needed_mesh())
         if isinstance(old, Misfit):
@@ -381,7 +383,7 @@ class _Chunks:
         carried = operands[min(rule.linear)].unreduced if rule.linear else ()
         made = [rule.result(i, cut, carried, self.mesh.names) for i in range(len(results))]
         if not all(map(rule.can_cut, range(len(cut)), cut)) or None in made:
-            raise _CannotCutError(op, "cannot be computed on some of the rows")
+            raise _CannotCutError(op, "cannot be computed on a chunk of the rows")
         self.read[op] = [
             Sharding(rule.dims_of(dims, cut), sharding.unreduced, sharding.reduction)
             for dims, sharding in zip(rule.operands, operands, strict=True)
@@ -396,13 +398,13 @@ class _Chunks:
         (operand,), (result,) = op.operands, op.results
         rows = self.rows.get(operand)
         if rows is None:
-            raise _CannotCutError(op, "has no rows, and gradients of logits depend on it")
+            raise _CannotCutError(op, "has no dim of rows, but gradients of logits need it")
 
         def added(value: SSAValue) -> Sharding:
             old, shape = self.old[value], shape_of(value)
             dims = tuple(ordered((*x, *y)) for x, y in zip(old.dims, rows, strict=True))
             if not all(map(fits, dims, shape)):
-                raise _CannotCutError(op, "moves rows that the chunks cut across")
+                raise _CannotCutError(op, "moves rows in blocks that the chunks would split")
             return Sharding(dims, old.unreduced, old.reduction)
 
         self.read[op], self.new[result], self.rows[result] = [added(operand)], added(result), rows
@@ -410,7 +412,7 @@ class _Chunks:
     # Writing
 
     def write(self) -> None:
-        """Write the new shardings into the program, with reshards where chunks begin and end."""
+        """Write the new shardings into the program, and reshards at the borders of the chunks."""
         self.program.set_mesh(self.mesh)
         made: dict[tuple[SSAValue, Sharding], SSAValue] = {}
         inside = set(self.ops)
@@ -471,8 +473,8 @@ class ChunkLossPass(PassOnProgram):
             return
         if program.is_local or not is_propagated(program):
             raise ValueError(
-                "the loss is split in a propagated global program; run chunk-loss after "
-                "propagate-shardings and before insert-collectives."
+                "chunk-loss needs a propagated global program; run it after propagate-shardings "
+                "and before insert-collectives."
             )
         if self.chunks < 1:
             raise ValueError(f"chunks={self.chunks}; use chunks >= 1.")
@@ -480,9 +482,12 @@ class ChunkLossPass(PassOnProgram):
             raise ValueError(f"the mesh {program.mesh} has an axis '{CHUNKS}' already.")
         made = _cut_loss(program, self.chunks)
         if made != self.chunks:
-            note(f"the rows of a device divide into {made} chunks, not {self.chunks}.")
+            note(
+                f"the loss is split into {made} chunks: a device's rows do not divide into "
+                f"{self.chunks}."
+            )
         if any(axis.kind == "stage" for axis in program.needed_mesh().axes):
             note(
-                "logits of a micro-batch are kept until its backward pass, so that chunks take no "
-                "memory away in a pipeline; leave the pass out."
+                "the logits of a micro-batch are kept until its backward pass, so that chunks "
+                "save no memory in a pipeline; leave the pass out."
             )

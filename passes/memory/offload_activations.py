@@ -57,12 +57,12 @@ class _Kept:
 
 
 def offload(program: Program, values: str, least_bytes: int, budget: int | None) -> int:
-    """Copy values to the host after their last forward use, and back before their first later
-    use, in place; returns how many. Takes time linear in the ops.
+    """Copy values to the host after their last forward use, and back before their first later use,
+    in place; return how many. Takes time linear in the ops.
 
-    values: `inputs` of blocks, or `all` that the backward pass of one block reads. least_bytes: of
-    a value to offload. budget: bytes that may stay on the device; values made first are offloaded
-    until the rest fits. Raises ValueError if it never does.
+    values: `inputs` of blocks, or `all` that the backward pass of one block reads. least_bytes:
+    size from which a value is offloaded. budget: bytes that may stay on the device; the values
+    computed first are offloaded until the rest fits. Raises ValueError if it never does.
     """
     chosen = _offloadable(program, values, least_bytes)
     if budget is not None:
@@ -82,9 +82,9 @@ def _within(budget: int, needed: int, candidates: Iterable[_Kept]) -> list[_Kept
         needed -= kept.size
     if needed > budget:
         raise ValueError(
-            f"with all values offloaded that can be, {needed} bytes are still kept for the "
-            f"backward pass, {needed - budget} more than bytes={budget}; give at least {needed}, "
-            "or recompute (rematerialize)."
+            f"bytes={budget} is too small: after offloading all values that can be offloaded, "
+            f"the backward pass still needs {needed} bytes on the device, {needed - budget} "
+            f"more; give at least bytes={needed}, or recompute (rematerialize)."
         )
     return chosen
 
@@ -182,13 +182,12 @@ def _shown(value: SSAValue, shown: dict[SSAValue, OpResult], place: Builder) -> 
 
 
 def start_host_copies(program: Program) -> None:
-    """Replace each copy to or from the host by a start and a wait; the order of all other ops
-    stays.
+    """Replace each copy to or from the host by a start and a wait; all other ops keep their order.
 
     A copy to the host starts after the last forward op that reads the value; its wait is where the
     next block's copies start. A copy back starts where the first value of the previous block of the
     backward pass is read (for the first such block, at the first product after the forward pass);
-    its wait is where the copy is first read. Takes time linear in the ops.
+    its wait is before the first reader of the copy. Takes time linear in the ops.
     """
     _HostCopies(program).start()
 
@@ -270,18 +269,18 @@ class _HostCopies:
 
 @dataclass(frozen=True)
 class OffloadActivationsPass(PassOnProgram):
-    """Copy what the backward pass reads to the host behind its last forward use, and back.
+    """Copy values that the backward pass reads to the host after their last forward use, and back.
 
     `values`: `inputs` (default), values that enter blocks; or `all` values that the backward pass
     of one block alone reads. Left on the device are values below `least_bytes`, gathered weights,
-    results of the step, and values that are read again before the next product. With `bytes`,
-    values are offloaded, those made first, until the device keeps at most `bytes` for the backward
-    pass. Copies block until `overlap-communication` splits them: a copy to the host is waited for
-    one block later, a copy back starts one block ahead.
+    results of the step, and values that are read again before the next product. With `bytes`, the
+    values computed first are offloaded, until the device keeps at most `bytes` for the backward
+    pass. Copies block until `overlap-communication` splits them: the wait for a copy to the host
+    moves one block later, and a copy back starts one block earlier.
 
     Requires: a local program with forward and backward ops, after `rematerialize`, before
-    `cut-stages` and `overlap-communication`.
-    Ensures: numerics unchanged, bit for bit; values are on the device where they are read. Linear.
+    `cut-stages` and `overlap-communication`. Ensures: numerics unchanged, bit for bit; values are
+    on the device where they are read. Takes time linear in the ops.
     """
 
     name = "offload-activations"
@@ -295,12 +294,14 @@ class OffloadActivationsPass(PassOnProgram):
         if isinstance(program, StageFunction):
             raise ValueError("the program has stages; run this pass before cut-stages.")
         if not program.is_local and program.mesh is not None:
-            raise ValueError("the program is global; run insert-collectives before this pass.")
+            raise ValueError(
+                "the program is global; run insert-collectives before offload-activations."
+            )
         if any(isinstance(op, HostCopyOp) for op in program.ops):
             raise ValueError("the program is offloaded already; offload it once.")
         if not offload(program, self.values, self.least_bytes, self.bytes):
             note(
-                "nothing that a block keeps for its backward pass can be offloaded, or need be; "
-                "capture the step with train=True, give fewer bytes or a smaller least_bytes, or "
-                "leave the pass out."
+                "nothing is offloaded: no value that a block keeps for its backward pass can be, "
+                "or has to be; capture the step with train=True, give fewer bytes or a smaller "
+                "least_bytes, or leave the pass out."
             )

@@ -36,10 +36,10 @@ Messages = Collection[Operation]
 
 @dataclass(frozen=True)
 class Policy:
-    """Recomputation in a block. kept: from the block's forward ops in order, and all collectives
-    but gathers of weights, to the ops whose results are kept; each ends a segment. is_whole: rerun
-    all ops, also those whose results nothing reads. repeats_attention: rerun fused attention, which
-    otherwise is kept, since it may draw random numbers."""
+    """Recomputation of a block. kept: a function of the block's forward ops, in order, and of all
+    collectives except gathers of weights, to the ops whose results are kept; each of these ends a
+    segment. is_whole: recompute all ops, also ops whose results nothing reads. repeats_attention:
+    recompute fused attention, which is otherwise kept because it may draw random numbers."""
 
     kept: Callable[[Sequence[Operation], Messages], Iterable[Operation]] = lambda ops, messages: ()
     is_whole: bool = False
@@ -52,7 +52,7 @@ def messages_of(ops: Iterable[Operation], messages: Messages) -> list[Operation]
 
 
 def products_of(ops: Iterable[Operation], messages: Messages) -> list[Operation]:
-    """Products, attention, and all collectives but gathers, whose operands a device has anyway."""
+    """Ops whose results are costly: products, attention, and collectives except gathers."""
     return [
         op
         for op in ops
@@ -87,11 +87,11 @@ def _chosen_blocks(program: Program, text: str) -> Collection[str]:
 
 
 def recompute_to_fit(program: Program, budget: int) -> int:
-    """Recompute in as few blocks as fit the kept bytes of one device into `budget`.
+    """Recompute in as few blocks as needed for the kept bytes of one device to fit into `budget`.
 
-    Takes more blocks in the order of the forward pass, first by segments, then whole; returns the
-    number of clones.
-    Raises ValueError, with the least bytes needed, if recomputing all blocks does not suffice.
+    Blocks are taken in the order of the forward pass, first by segments, then whole. Returns the
+    number of clones. Raises ValueError, with the least bytes needed, if recomputing all blocks does
+    not suffice.
     """
     policies = ("after-communication", "layer")
     blocks = blocks_of(program).names
@@ -112,9 +112,9 @@ def recompute_to_fit(program: Program, budget: int) -> int:
     if fewest not in counts:
         least = needed(len(escalations))
         raise ValueError(
-            f"with every block recomputed, {least} bytes are still kept for the backward pass, "
-            f"{least - budget} more than bytes={budget}; give at least {least}, or split the "
-            "batch or shard more."
+            f"bytes={budget} is too small: after recomputing every block, {least} bytes are "
+            f"still kept for the backward pass, {least - budget} more; give at least "
+            f"bytes={least}, split the batch, or shard more."
         )
     return recompute_first(fewest, program)
 
@@ -129,7 +129,7 @@ def recompute(program: Program, policy_of: Callable[[str], str | Policy]) -> int
     weights = set(weight_ops(program))
     again = (op for op in later if phase_of(op) == "recompute" and op not in weights)
     if not all(map(_is_for_attention, again)):
-        raise ValueError("the program recomputes already; rematerialize it once.")
+        raise ValueError("the program recomputes activations already; run rematerialize once only.")
     if any(isinstance(op, HostCopyOp) for op in forward):
         raise ValueError("the program is offloaded; run rematerialize before offload-activations.")
     if any(isinstance(op, FusedOp) for op in forward):
@@ -363,12 +363,12 @@ class RematerializePass(PassOnProgram):
             known = ", ".join(POLICIES)
             raise ValueError(f"policy '{self.policy}' is unknown; use one of {known}.")
         if (self.bytes is not None) != (self.policy == "budget"):
-            raise ValueError("give bytes=N with policy=budget, and only then.")
+            raise ValueError("give bytes=N with policy=budget, and with no other policy.")
         chosen = _chosen_blocks(program, self.blocks)
         if self.bytes is None:
             return recompute(program, lambda block: self.policy if block in chosen else "none")
         if self.blocks:
-            raise ValueError("policy=budget chooses the blocks; leave blocks out.")
+            raise ValueError("policy=budget chooses the blocks itself; remove the option blocks.")
         return recompute_to_fit(program, self.bytes)
 
     def _why_nothing(self, program: Program) -> str:

@@ -33,12 +33,11 @@ class _Run:
 
 
 def bucket_weights(program: Program, bucket_bytes: int, alone_bytes: int) -> int:
-    """Join the gathers of small weights of each block into one message, before the first use.
+    """Join all-gathers of a block's small weights into collectives of at most `bucket_bytes`.
 
-    A block's weights are gathered in runs of at most `bucket_bytes`; a weight of `alone_bytes` or
-    more when gathered is not joined, since joining costs two copies. Weights that the forward pass
-    gathers last and the backward pass first are gathered once. Returns the number of gathers of
-    weights. Takes linear time.
+    A weight of `alone_bytes` or more after its gather is not joined, since joining costs two
+    copies. Weights that the forward pass gathers last and the backward pass first are gathered
+    once. Returns the number of gathers before joining. Takes time linear in the ops.
     """
     order = {op: index for index, op in enumerate(program.ops)}
     runs = _runs(program, bucket_bytes)
@@ -158,7 +157,7 @@ class BucketCollectivesPass(PassOnProgram):
         count += bucket_gradients(program, self.bytes, self.first_bytes, self.alone_bytes)
         if not count:
             note(
-                "no gradient is reduced on its own, and no weight gathered; run it after "
-                "insert-collectives and before start-collectives, on a program whose batch is "
-                "sharded."
+                "no gradient is reduced on its own, and no weight is gathered; run "
+                "bucket-collectives after insert-collectives and before start-collectives, on a "
+                "program whose batch is sharded."
             )

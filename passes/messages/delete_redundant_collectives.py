@@ -99,23 +99,27 @@ class DeleteRedundantCollectivesPass(PassOnProgram):
     def run(self, program: Program) -> None:
         if self.kind and self.kind not in KINDS:
             known = ", ".join(sorted(KINDS))
-            raise ValueError(f"kind '{self.kind}' is no collective; use one of {known}.")
+            raise ValueError(f"kind '{self.kind}' is not a kind of collective; use one of {known}.")
         if self.budget is not None and self.budget < 0:
             raise ValueError(f"budget={self.budget} bytes; use a budget >= 0.")
         if any(isinstance(op, StartedOp) for op in program.ops):
             raise ValueError(
-                "collectives are started already; delete redundant ones before start-collectives."
+                "the program has started collectives already; run delete-redundant-collectives "
+                "before start-collectives."
             )
         wanted = f"dist.{self.kind}" if self.kind else None
         redundant = [each for each in _find(program) if wanted in (None, each.op.name)]
         deleted = self._delete(program, redundant)
         if not redundant:
             note(
-                "no recomputed collective repeats an earlier one; run insert-collectives and then "
-                "rematerialize before it, on a program that is sharded."
+                "no recomputed collective repeats an earlier one; run insert-collectives and "
+                "then rematerialize before this pass, on a sharded program."
             )
         elif not deleted:
-            note(f"budget={self.budget} bytes keep none of {len(redundant)} results; give more.")
+            note(
+                f"budget={self.budget} bytes keep none of {len(redundant)} redundant results; "
+                "give more."
+            )
 
     def _delete(self, program: Program, redundant: list[_Redundant]) -> int:
         """Replace collectives, most traffic saved per kept byte first; returns how many."""

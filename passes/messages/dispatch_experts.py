@@ -35,7 +35,7 @@ Mode = Literal["cheaper", "all-to-all", "gather"]
 class DispatchExpertsPass(PassOnProgram):
     """Send tokens to the ranks whose experts take them, instead of gathering all of them.
 
-    mode: `all-to-all` sends them everywhere it can, `gather` nowhere. `cheaper` decides for each
+    mode: `all-to-all` sends tokens wherever it can, `gather` nowhere. `cheaper` decides for each
     message by its bytes, with balanced routing: a gather brings all tokens to each rank.
 
     Requires: a local program with blocking collectives, without time axes. Ensures: results
@@ -72,12 +72,12 @@ class _Site:
     tokens: int
 
     def is_cheaper(self) -> bool:
-        """Whether balanced routing sends fewer rows than a gather brings."""
+        """Whether sending rows, under balanced routing, moves fewer rows than a gather does."""
         needed = max(shape_of(_numbers(op))[0] for op in self.ops)
         return needed * len(self.ops) < 2 * self.tokens
 
     def rewrite(self, known: dict[SSAValue, SSAValue]) -> None:
-        """Replace the site by ops that fetch or add rows. known: routes by row numbers."""
+        """Replace the site by ops that fetch or add single rows. known: routes by row numbers."""
         for op in self.ops:
             is_lookup = spec_of(op).is_lookup
             last = op if is_lookup else self.whole[-1]

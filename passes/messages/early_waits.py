@@ -9,10 +9,10 @@ from shardweave.ir.program.program import Program
 
 
 def wait_early(program: Program) -> None:
-    """Move the waits for gradients that are only returned, and the ops after them, forward.
+    """Move the waits for gradients that are only returned, and the ops after them, further up.
 
-    Schedules leave them to the end of the step. Here each follows the start of the next message of
-    gradients, as in FSDP2. Takes linear time.
+    Schedules leave these waits to the end of the step. Here each wait follows the start of the next
+    collective of gradients, as in FSDP2. Takes linear time.
     """
     tails = _tails(program)
     order: dict[Operation, None] = {}

@@ -30,14 +30,14 @@ def bucket_gradients(
     first_bytes: int | None = None,
     alone_bytes: int | None = None,
 ) -> int:
-    """Join the reductions of gradients into messages of at most `bucket_bytes`. Takes linear time.
+    """Join the reductions of gradients into messages of at most `bucket_bytes`; return their
+    number.
 
     Reduce-scatters are joined only within a block. first_bytes: limit of the first bucket of
     all-reduces, which doubles for each later bucket, so that messages start early; sums that are
-    arguments of the function exist when it begins, and fill whole buckets.
-    alone_bytes: gradients of at least this size are not joined, which saves copies. A gradient that
-    is reduced over one axis and then over another is bucketed both times. Returns the number of
-    reductions.
+    arguments of the function exist when it begins, and fill whole buckets. alone_bytes: a gradient
+    of at least this size is not joined, which saves copies. A gradient that is reduced over one
+    axis and then over another is bucketed both times. Takes time linear in the ops.
     """
     rounds = _rounds(program)
     for reductions in rounds:
@@ -114,11 +114,9 @@ def _is_read_by(value: SSAValue, readers: Collection[Operation]) -> bool:
 
 
 def _last_reductions(program: Program) -> list[dist.DistOp]:
-    """Blocking reductions whose results are only returned, at least one of them as a gradient.
-
-    The others may be a loss that `merge-collectives` has joined with gradients. A stage's function
-    returns gradients of a micro-batch in slots of kind `sum`.
-    """
+    """Blocking reductions whose results are only returned, at least one of them as a gradient. The
+    others may be a loss that `merge-collectives` has joined with gradients. A stage's function
+    returns gradients of a micro-batch in slots of kind `sum`."""
     last = program.return_op
     gradients = {slot.value for slot in program.results if slot.kind in ("grad", "sum")}
     gradients -= {slot.value for slot in program.results if slot.kind not in ("grad", "sum")}

@@ -25,10 +25,10 @@ BUCKET_BYTES = 25 * 2**20
 
 
 class Buckets:
-    """Fills buckets of collectives of equal key, each of at most `limit` bytes of operands.
+    """Fills buckets of collectives that have equal keys, each of at most `limit` operand bytes.
 
-    first: the limit of each key's first bucket, if it is lower; the limit doubles for each later
-    bucket of the key, up to `limit`.
+    first: limit of each key's first bucket, if it is lower; the limit doubles for each later bucket
+    of the key, up to `limit`.
     """
 
     def __init__(self, limit: int, first: int | None = None) -> None:
@@ -77,7 +77,7 @@ def operand_bytes(op: Operation) -> int:
 
 
 def merge_group(members: Sequence[dist.DistOp]) -> None:
-    """Replace collectives of one kind and equal arguments by one, in place of the last."""
+    """Replace collectives of one kind and equal arguments by one, at the place of the last."""
     if len(members) == 1:
         return
     last = members[-1]

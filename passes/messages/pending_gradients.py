@@ -55,9 +55,7 @@ def leave_gradients_pending(program: Program) -> int:
 
 def pending_terms(program: Program) -> dict[str, SSAValue]:
     """This rank's terms of gradients that `leave_gradients_pending` would leave unreduced, by name.
-
-    Leaves out gradients whose terms have other uses. Takes linear time.
-    """
+    Leaves out gradients whose terms have other uses. Takes linear time."""
     terms: dict[str, SSAValue] = {}
     for slot in program.results:
         if slot.kind == "grad" and _reduction_of(slot.value) is not None:

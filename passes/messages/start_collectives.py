@@ -15,7 +15,7 @@ from shardweave.passes.program_pass import PassOnProgram
 
 
 def started(op: DistOp, kind: type[DistOp]) -> tuple[DistOp, WaitOp]:
-    """Create a start, of op class `kind`, and a wait that can replace `op`; inserts neither."""
+    """Create a start, of op class `kind`, and a wait to replace `op`; neither is inserted yet."""
     start = kind.create(
         operands=op.operands,
         result_types=op.result_types,
@@ -34,8 +34,8 @@ def started(op: DistOp, kind: type[DistOp]) -> tuple[DistOp, WaitOp]:
 class StartCollectivesPass(PassOnProgram):
     """Replace each collective by its `dist.start_*` and a `dist.wait` right after it.
 
-    Requires: a local program without time axes. Ensures: numerics unchanged; the schedule is
-    still blocking, but another order can now put work between a start and its wait. Linear.
+    Requires: a local program without time axes. Ensures: numerics unchanged; the schedule still
+    blocks, but another pass can move work between a start and its wait. Linear in the ops.
     """
 
     name = "start-collectives"
@@ -44,8 +44,8 @@ class StartCollectivesPass(PassOnProgram):
         times = list(program.mesh.time_names) if program.mesh else []
         if times and not isinstance(program, StageFunction):
             raise ValueError(
-                f"the sub-batches of the time axes {times} are not written out; run "
-                "unroll-time-axes first."
+                f"the program still has the time axes {times}, whose sub-batches are not "
+                "unrolled; run unroll-time-axes first."
             )
         blocking = [op for op in program.ops if isinstance(op, DistOp) and type(op) in STARTS]
         for op in blocking:

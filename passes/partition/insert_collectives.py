@@ -111,9 +111,9 @@ class _Partition:
         current, before = self.local[source], self.shardings[source]
         if source in self.ragged and before.dims[0] != goal.dims[0]:
             raise ValueError(
-                f"{describe(op)}: these are the rows of a device's own experts, which cannot be "
-                "resharded; leave their sharding out of the plan, or block-experts out of the "
-                "passes."
+                f"{describe(op)}: a plan cannot reshard these rows, which each device computes "
+                "for its own experts; remove their sharding from the plan, or block-experts from "
+                "the passes."
             )
         try:
             steps = reshard(shape_of(source), before, goal, self.mesh)
@@ -182,8 +182,8 @@ class _Partition:
         promised, held = self.program.sharding_of_slot(slot), self.shardings[slot.value]
         if promised != held:
             raise ValueError(
-                f"{slot.kind} '{slot.name}' is returned in other shards than its dist.sharding "
-                "says; add a dist.reshard before the return, or correct dist.sharding."
+                f"{slot.kind} '{slot.name}' is returned as {held}, but its dist.sharding says "
+                f"{promised}; add a dist.reshard before the return, or correct dist.sharding."
             )
         return self.local[slot.value]
 
@@ -210,13 +210,13 @@ class InsertCollectivesPass(PassOnProgram):
         program.needed_mesh()
         if program.is_local:
             raise ValueError(
-                "the program is local already: its collectives are inserted; give the pass the "
-                "global program, or leave it out."
+                "the program is local, so that its collectives are inserted already; give "
+                "insert-collectives the global program, or remove the pass."
             )
         if not is_propagated(program) and any(True for _ in program.ops):
             raise ValueError(
-                "no op of the program says in which shards its results are; run "
-                "propagate-shardings first."
+                "no op of the program has a sharding yet; run propagate-shardings before "
+                "insert-collectives."
             )
         _Partition(program).run()
         for text in notes_on_padding(program) if is_heard() else ():

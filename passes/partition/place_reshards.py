@@ -40,7 +40,7 @@ Version = tuple[SSAValue, Sharding]
 
 @dataclass(frozen=True)
 class Chosen:
-    """Propagation's choice for an op: the goals of its results, and which of these are wishes."""
+    """The assignment chosen for an op, its results' goals, and which of the goals a plan wants."""
 
     assignment: Assignment
     goals: tuple[Sharding, ...]
@@ -51,7 +51,7 @@ def place_reshards(program: Program, chosen: dict[AtenOp, Chosen]) -> None:
     """Write the chosen shardings and reshards into a global program. Takes time linear in the ops.
 
     Requires `dist.sharding` on arguments and results. Ensures: numerics unchanged; every op carries
-    `sharding`, that of its results; neither wishes nor `dist.used` are left.
+    the `sharding` of its results; no `wanted` and no `dist.used` remains.
     """
     _Placing(program, chosen).run()
 

@@ -39,24 +39,25 @@ so that it should end; models need two or three."""
 
 
 def propagated_forward(program: Program) -> Propagation:
-    """Run the forward part of a program's propagation. Raises ValueError without a mesh."""
+    """Propagate a program's shardings forward only. Raises ValueError without a mesh."""
     propagation = Propagation(program)
     propagation.forward()
     return propagation
 
 
 def propagate(program: Program, analyses: Analyses | None = None) -> None:
-    """Give every op of a global program its sharding, and a reshard wherever a value changes it.
+    """Give every op of a global program its sharding, and add a reshard where a value changes it.
 
-    Afterwards each op's operands fit its rule by construction, arguments and results carry
-    `dist.sharding`, and no wish is left. A propagated program stays as it is. analyses: of the
-    program as it is. Raises ValueError without a mesh, for a program with ops that are not of the
-    aten dialect, and for wishes that do not fit. Takes time linear in the ops.
+    Afterwards each op's operands fit its rule, arguments and results carry `dist.sharding`, and no
+    wish (`wanted`) is left. A propagated program stays as it is. analyses: analyses of the program
+    as it is. Raises ValueError without a mesh, for a program with ops outside the aten dialect, and
+    for wishes that do not fit. Takes time linear in the ops.
     """
     program.needed_mesh()
     if program.is_local:
         raise ValueError(
-            "the program is local already; propagate shardings once, on the global program."
+            "the program is local, so that it is partitioned already; run propagate-shardings "
+            "once, on the global program."
         )
     if not is_propagated(program):
         analyses = analyses or Analyses(program)
@@ -67,7 +68,7 @@ def propagate(program: Program, analyses: Analyses | None = None) -> None:
 
 
 class Propagation:
-    """The state of one propagation: the assignment of every op, and the flow of shardings."""
+    """The state of one propagation: each op's assignment, and the shardings of values so far."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -115,7 +116,7 @@ class Propagation:
     # Backward
 
     def backward(self) -> None:
-        """Sweep against program order until nothing changes; then let wishes travel back."""
+        """Sweep against program order until nothing changes; then pass wishes on to producers."""
         for _ in range(MAX_SWEEPS):
             if not self._backward():
                 break

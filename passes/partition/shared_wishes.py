@@ -26,8 +26,9 @@ limit would only cost time on long chains."""
 
 @dataclass(frozen=True)
 class Wish:
-    """A use's wish for a value. sharding: to read the value in. remade: ops on the way to the use,
-    with their new assignments. price: of the reshards of these ops' results that this saves."""
+    """The sharding in which a consumer wants to read a value. remade: ops between the value and the
+    consumer, with their new assignments. price: cost of the reshards of these ops' results that a
+    reshard of the value saves."""
 
     sharding: Sharding
     remade: tuple[tuple[AtenOp, Assignment], ...] = ()
@@ -36,9 +37,9 @@ class Wish:
 
 @dataclass(frozen=True)
 class SharedWishes:
-    """Reshards a value once at its producer, instead of once for each use that wants the same.
+    """Reshards a value once at its producer if several consumers want the same sharding.
 
-    assignments: of all ops; changed in place. wishes: shardings that the plan wants of results.
+    assignments: for all ops; changed in place. wishes: shardings that the plan wants of results.
     returned: maps a result's index to the sharding in which it is returned; None if any will do.
     """
 
@@ -48,7 +49,7 @@ class SharedWishes:
     returned: Callable[[int], Sharding | None]
 
     def travel(self, ops: Sequence[AtenOp], returned: Sequence[SSAValue]) -> None:
-        """Pass wishes from uses back to producers. Takes time linear in the ops."""
+        """Pass the wishes of consumers back to producers. Takes time linear in the ops."""
         moved = {v for i, v in enumerate(returned) if self._is_moved(v, self.returned(i))}
         for op in reversed(ops):
             for result in op.results:

@@ -18,9 +18,9 @@ from shardweave.ir.sharding.flow import Flow
 
 
 class StoredWeights:
-    """The stored parameters of a program, their views, and which of them are gathered now.
+    """The parameters stored in finer shards than ops read, their views, and which are gathered now.
 
-    stored: parameters, and narrower casts of them, with their shardings as stored.
+    stored: these parameters, and their casts to narrower dtypes, with their shardings as stored.
     """
 
     def __init__(self, flow: Flow) -> None:
@@ -34,7 +34,8 @@ class StoredWeights:
         self._made: set[SSAValue] = set()
 
     def is_view(self, op: AtenOp) -> bool:
-        """Whether an op is a view or cast of a weight; records it, to be made where it is read."""
+        """Whether an op is a view or cast of a weight. Records it, to repeat it where it is
+        read."""
         if not spec_of(op).keeps_weight or len(op.operands) != 1:
             return False
         (value,), (result,) = op.operands, op.results
@@ -46,7 +47,7 @@ class StoredWeights:
         return True
 
     def lacks(self, value: SSAValue) -> bool:
-        """Whether a value is a weight that must be made before a use; marks it as made."""
+        """Whether a value is a weight to gather before its next use; marks it as gathered."""
         if value in self._ready or (value not in self.stored and value not in self._views):
             return False
         self._ready.add(value)

@@ -26,10 +26,10 @@ from shardweave.ir.mesh.mesh import Mesh
 
 @dataclass(frozen=True)
 class CollectiveStep:
-    """A step of a collective: over one time axis, or over some of its space axes.
+    """A step of a collective: over one of its time axes, or over some of its space axes.
 
-    cut, gathered: factors by which the step's blocks are longer than the collective's, along the
-    dim that it shards, and along the dim that it gathers.
+    cut, gathered: factors by which the step's block length exceeds the collective's, along the dim
+    that it shards and along the dim that it gathers.
     """
 
     axes: tuple[str, ...]
@@ -41,14 +41,14 @@ def effect_of(op: dist.DistOp) -> Effect:
     """The effect of a collective over time axes. Raises ValueError if its class defines none."""
     if op.effect is None:
         raise ValueError(
-            f"{describe(op)} is over time axes, but its class does not define `effect`; define "
-            "it, or let the plan have no sub-batches."
+            f"{describe(op)} communicates over a time axis (sub-batches), but its class does not "
+            "define `effect`; define it, or use a plan without sub-batches."
         )
     return op.effect
 
 
 def steps_of(op: dist.DistOp, mesh: Mesh) -> tuple[list[CollectiveStep], list[CollectiveStep]]:
-    """The steps of a collective over time axes, then its steps over space axes, in this order.
+    """Split a collective into steps over its time axes, and then steps over its space axes.
 
     The axes of a collective are the digits of a position. Each step moves its digits out of the dim
     that is sharded, and into the dim that is gathered; its blocks grow by the digits minor to it.
@@ -82,8 +82,8 @@ def place_of_rank(
     weights: Iterable[tuple[str, int]],
     total: SSAValue | None = None,
 ) -> SSAValue | None:
-    """Sum this rank's coordinates on axes, times their weights, plus `total` if given. `add`
-    inserts each new op. Returns None without axes and `total`."""
+    """Emit the sum of this rank's coordinates on axes, times their weights, plus `total` if given.
+    `add` inserts each new op. Returns None without axes and `total`."""
     for axis, weight in weights:
         index = add(dist.create_dist(dist.ShardIndexOp, [], [_SCALAR], axes=[axis]))
         part = weighted(add, index, weight)
@@ -99,7 +99,7 @@ def weighted(add: Callable[[Operation], SSAValue], value: SSAValue, weight: int)
 
 
 class TimeOps:
-    """Adds ops to a block, with the annotations of `source`, for the sub-batch `copy`."""
+    """Adds ops for one sub-batch, `copy`, to a block, with the annotations of op `source`."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -119,7 +119,8 @@ class TimeOps:
         return self._add(create("aten.view", [value], [type_]), "view")
 
     def reduce(self, parts: Sequence[SSAValue], reduction: str) -> SSAValue:
-        """Sum or maximum of the copies, left to right; they may be partial over space axes."""
+        """Sum the sub-batches' copies of a value, or take their maximum, in order; the copies may
+        be partial over space axes."""
         name = "aten.maximum" if reduction == "max" else "aten.add.Tensor"
         sharding = sharding_attrs_of_value(parts[0])
 
@@ -131,7 +132,7 @@ class TimeOps:
         return reduce(combine, parts)
 
     def take_blocks(self, value: SSAValue, dim: int, size: int, block: int, index: int) -> SSAValue:
-        """Take each `size`-th block of `block` elements along `dim`, from block `index` on."""
+        """Take every `size`-th block of `block` elements along `dim`, from block `index` on."""
         shape = list(shape_of(value))
         rounds = shape[dim] // (size * block)
         if rounds == 1:
@@ -147,7 +148,7 @@ class TimeOps:
         return self._view(picked, [*shape[:dim], rounds * block, *shape[dim + 1 :]])
 
     def merge_blocks(self, parts: Sequence[SSAValue], dim: int, block: int) -> SSAValue:
-        """Interleave the copies' blocks of `block` elements along `dim`, in turn."""
+        """Join copies of a value along `dim`, taking blocks of `block` elements in turn."""
         shape = list(shape_of(parts[0]))
         rounds = shape[dim] // block
         cut = [self._view(p, [*shape[:dim], rounds, block, *shape[dim + 1 :]]) for p in parts]

@@ -99,10 +99,8 @@ class _Unroller:
     def _once(
         self, keys: Mapping[Coordinate, _Key], make: Callable[[_Key], _Made]
     ) -> dict[Coordinate, _Made]:
-        """Call `make` once for each distinct key; returns its result for each sub-batch.
-
-        If keys differ, ops that `make` adds are annotated with the first sub-batch of the key.
-        """
+        """Call `make` once for each distinct key; returns its result for each sub-batch. If keys
+        differ, ops that `make` adds are annotated with the first sub-batch of the key."""
         made: dict[_Key, _Made] = {}
         varies = len(set(keys.values())) > 1
         for coordinate, key in keys.items():
@@ -293,7 +291,7 @@ class _Unroller:
 
 
 def scaled_without(sharding: Sharding, names: Collection[str]) -> Sharding:
-    """The sharding of one sub-batch: without axes `names`, by which its global value is smaller."""
+    """A sub-batch's sharding: without the axes `names`, by which its global value is smaller."""
     dims: list[DimSharding] = []
     first = dict.fromkeys(names, 0)
     for dim in sharding.dims:
@@ -311,14 +309,15 @@ def scaled_without(sharding: Sharding, names: Collection[str]) -> Sharding:
 
 @dataclass(frozen=True)
 class UnrollTimeAxesPass(PassOnProgram):
-    """Clone each op once per coordinate on the time axes; what does not vary stays single.
+    """Clone each op once per coordinate on the time axes; ops that do not depend on them stay
+    single.
 
-    A collective over a time axis becomes local arithmetic: an all-reduce a sum of the copies,
-    an all-gather a concatenation, a slice a slice. Copies carry `copy`, their coordinate.
+    A collective over a time axis becomes local arithmetic: an all-reduce a sum of the copies, an
+    all-gather a concatenation, a slice a slice. Copies carry `copy`, their coordinate.
 
-    Requires: a local program. Ensures: the mesh has no time axis; numerics unchanged; the
-    copies of an op stand side by side, in the order of their coordinates. Linear in the
-    resulting ops. `keep` names a time axis that is not unrolled: a pipeline's micro-batches, which
+    Requires: a local program. Ensures: the mesh has no time axis; numerics unchanged; the copies of
+    an op stand side by side, in the order of their coordinates. Takes time linear in the resulting
+    ops. `keep` names a time axis that is not unrolled: a pipeline's micro-batches, which
     `cut-stages` schedules.
     """
 

@@ -31,7 +31,7 @@ Seat = tuple[int, Placement]
 
 @dataclass(frozen=True)
 class WantedSeats:
-    """Seats on which a value's consumers need an axis, given the shardings known so far.
+    """Finds the dims on which a value's consumers need an axis, given the shardings known so far.
 
     result_slots: the program's results. stored: maps a result to its parameter's stored sharding.
     """
@@ -41,7 +41,8 @@ class WantedSeats:
     stored: Callable[[Slot], Sharding | None]
 
     def hints(self, op: AtenOp) -> Iterator[tuple[str, int, int]]:
-        """Yield (axis, factor, stride) for each axis of a sum that its consumers hold on a dim.
+        """Yield (axis, factor, stride) for each axis of a sum that consumers of the sum have on a
+        dim.
 
         The sum is an unreduced operand, or the op itself would sum over a sharded dim, as an
         embedding's gradient does over tokens when the embedding is sharded by rows.
@@ -55,7 +56,7 @@ class WantedSeats:
                     yield (axis, *seat)
 
     def of(self, value: SSAValue, axis: str, depth: int = LOOKAHEAD) -> Seat | None:
-        """The dim and placement on which a use at most `depth` ops later holds `axis`, or None."""
+        """The dim and placement where a consumer at most `depth` ops away has `axis`, or None."""
         if depth == 0:
             return None
         for use in value.uses:

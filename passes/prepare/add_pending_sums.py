@@ -19,7 +19,7 @@ from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 
 @dataclass(frozen=True)
 class AddPendingSumsPass(PassWithAnalyses):
-    """Rewrite (whole + partial) + partial' to whole + (partial + partial').
+    """Rewrite (reduced + partial) + partial' to reduced + (partial + partial').
 
     Autograd adds the gradients of a value's uses in the order in which it meets them: residual,
     then q, k and v. If the gradients of q, k and v are partial sums over an axis, each would be

@@ -49,11 +49,11 @@ Routing = tuple[SSAValue, SSAValue]
 
 @dataclass(frozen=True)
 class BlockExpertsPass(PassWithAnalyses):
-    """Give each device the rows of its own experts, where experts are sharded.
+    """Give each device the rows of its own experts, if a mesh axis shards the experts.
 
-    Without this pass each product of experts that are sharded is reduced before its activation.
-    load: the rows per device that types count, as a multiple of balanced routing's; at least 1.
-    Execution takes any routing.
+    Without this pass each product with sharded experts is reduced before its activation. load: the
+    number of rows per device in types, as a multiple of balanced routing's; at least 1. Execution
+    takes any routing.
 
     Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
     unchanged. Takes time linear in the ops.
@@ -99,7 +99,7 @@ class _Spread:
         return prod(size for _, size in self.axes)
 
     def of_rows(self, num_rows: int) -> DimSharding:
-        """The sharding of `num_rows` rows, the same number on each device."""
+        """The sharding of `num_rows` rows, equally many on each device."""
         stride = num_rows // (self.blocks * self.parts)
         placements: list[Placement] = []
         for axis, size in reversed((*((p.axis, p.size) for p in self.experts), *self.axes)):

@@ -21,7 +21,7 @@ def _distinguishing(op: Operation) -> tuple[str, ...]:
 def merge_where_equal(
     ops: Iterable[Operation], annotations_of: Callable[[Operation], tuple[str, ...]]
 ) -> int:
-    """Merge equal ops whose `annotations_of` are equal, too; returns how many it erased."""
+    """Merge equal ops for which `annotations_of` is equal too; return the number of ops erased."""
     known: dict[Hashable, Operation] = {}
     count = 0
     for op in ops:
@@ -38,10 +38,10 @@ def merge_where_equal(
 class CsePass(PassOnProgram):
     """Replace an op by an earlier one of the same name, operands, arguments and types.
 
-    A recomputed op is never merged with its original: recomputing is its point. Nor are two
-    random ops: each draws numbers of its own.
+    A recomputed op is never merged with its original, which would undo the recomputation; nor are
+    random ops, which draw different numbers.
 
-    Requires: a verified program. Ensures: numerics unchanged, bit for bit. Takes linear time.
+    Requires: a verified program. Ensures: numerics unchanged, bit for bit. Linear in the ops.
     """
 
     name = "cse"

@@ -9,9 +9,9 @@ from shardweave.passes.program_pass import PassOnProgram
 
 @dataclass(frozen=True)
 class DcePass(PassOnProgram):
-    """Erase every op without uses, and what only fed such ops.
+    """Erase every op without uses, and ops whose results only such ops use.
 
-    All ranks run one text, so a dead collective disappears on all of them alike.
+    All ranks run one program, so a dead collective is erased on all of them.
 
     Requires: a verified program. Ensures: numerics unchanged; no op without uses. Linear.
     """

@@ -55,7 +55,7 @@ class _Halves:
         return halves
 
     def body(self, name: str) -> tuple[object, ...]:
-        """Key that is equal for blocks with equal sequences of op names and types."""
+        """A key that is equal for blocks with the same sequence of op names and types."""
         return tuple(
             (op.name, is_forward, *(value.type for value in (*op.operands, *op.results)))
             for is_forward in (True, False)
@@ -75,15 +75,17 @@ def equal_blocks(program: Program) -> tuple[str, ...]:
 
 
 def with_fewer_blocks(program: Program, count: int) -> Program | None:
-    """Copy a global step with only `count` of its equal blocks, the first ones and the last.
+    """Copy a global step with only `count` of its equal blocks: the first ones and the last.
 
     None if the blocks differ, are no more than `count`, or share more than each one's output, such
     as a parameter or a mask whose gradient sums over all blocks. The result is a step of the model
-    with `count` layers; it serves for costs and is not run. Takes time linear in the ops. Raises
+    with `count` layers, used to compute costs and never run. Takes time linear in the ops. Raises
     ValueError for a count below 3.
     """
     if count < 3:
-        raise ValueError(f"{count} blocks are kept; keep 3 at least: the ends and one between.")
+        raise ValueError(
+            f"cannot keep {count} blocks; keep at least 3: the first, one between, the last."
+        )
     names = equal_blocks(program)
     if len(names) <= count:
         return None
@@ -142,7 +144,7 @@ class _Bridge:
         return isinstance(value, OpResult) and _is_in(self.halves, value.op, self.gone)
 
     def instead(self, op: Operation, index: int, value: SSAValue) -> SSAValue | None:
-        """The value that `op` reads instead of `value`, which is removed; None if there is none."""
+        """The value that `op` reads in place of `value`, which is removed; None if none."""
         result = cast(OpResult, value)
         (name, is_forward), place = self.halves.place[result.op]
         if is_forward:

@@ -40,7 +40,7 @@ class Place:
         return tuple(shape)
 
     def sources(self) -> list[tuple[int, Place]] | None:
-        """Operand indices and places whose parts produce a part of this value; None if unknown."""
+        """Operand indices and places whose parts yield a part of this value; None if unknown."""
         op = self.value.owner
         if not isinstance(op, AtenOp) or not spec_of(op).works_in_parts:
             return None
@@ -58,7 +58,7 @@ class Place:
         return sources
 
     def origins(self) -> Iterator[Place]:
-        """Yield this place, and all places that its parts are computed from."""
+        """Yield this place, and the places of all values from which its parts are computed."""
         yield self
         for _, place in self.sources() or ():
             yield from place.origins()
@@ -66,14 +66,14 @@ class Place:
 
 @dataclass(frozen=True)
 class FusedProjection:
-    """A linear map, and the dim of outputs, with its parts, of the parameter that is its weight."""
+    """A linear map; `weight`: its weight, a parameter, split along the dim of outputs."""
 
     op: AtenOp
     weight: Place
 
 
 def projection_of(op: AtenOp, count: int) -> FusedProjection | None:
-    """Match a forward linear map whose weight is a parameter with `count` parts; else None."""
+    """Match a forward linear map whose weight's outputs divide into `count` parts; else None."""
     weight = weight_of(op)
     if weight is None or phase_of(op) != "forward":
         return None
@@ -89,7 +89,8 @@ def projection_of(op: AtenOp, count: int) -> FusedProjection | None:
 
 
 def fused_projections(program: Program, among: Collection[AtenOp]) -> dict[AtenOp, int]:
-    """Linear maps of `among` whose outputs are only read in equal parts, with the parts' number."""
+    """Map linear maps of `among` whose outputs are only read in equal parts to the parts'
+    number."""
     counts: dict[AtenOp, set[int]] = {}
     reads: set[Operation] = set()
     for read in reads_of_parts(program):
@@ -123,7 +124,7 @@ def _is_read_by(value: SSAValue, reads: Collection[Operation]) -> bool:
 
 @dataclass(frozen=True)
 class Read:
-    """A slice that takes part of a value. start: the index in the dim at which it starts."""
+    """A slice that takes a part of a value. start: index in the dim at which it begins."""
 
     op: AtenOp
     place: Place

@@ -30,10 +30,10 @@ HEADS = 1
 
 @dataclass(frozen=True)
 class RepeatKeyHeadsPass(PassWithAnalyses):
-    """Repeat key and value heads of grouped attention where devices outnumber them.
+    """Repeat key and value heads of grouped attention if there are more devices than heads.
 
-    Queries are sharded by heads over more devices than there are heads of keys, so keys and values
-    are replicated. Without this pass the queries would be replicated for the attention, too.
+    Queries are sharded by heads over these devices, and keys and values are replicated. Without
+    this pass the queries would be replicated for the attention, too.
 
     Requires: a global program with a mesh, before `propagate-shardings`. Ensures: numerics
     unchanged. Takes time linear in the ops.

@@ -24,10 +24,8 @@ from shardweave.passes.program_pass import PassOnProgram
 
 
 def split_addmms(program: Program) -> int:
-    """Split every addmm whose weight is sharded along the contracted dim; returns how many.
-
-    The weight is followed back through permutations and views to an annotated argument.
-    """
+    """Split every addmm whose weight is sharded along the contracted dim; returns how many. The
+    weight is followed back through permutations and views to an annotated argument."""
     check_not_propagated(program, "split-addmm")
     shardings = {slot.value: program.sharding_of_slot(slot) for slot in program.arguments}
     splits = [
@@ -72,10 +70,11 @@ def _split(op: AtenOp, product: Product) -> None:
 
 @dataclass(frozen=True)
 class SplitAddmmPass(PassOnProgram):
-    """Split an addmm whose weight is sharded along the contracted dim in a product and an addition.
+    """Split an addmm whose weight is sharded along the contracted dim into a product and an
+    addition.
 
     An addmm adds its bias once, so that it cannot be computed on shards of the contracted dim.
-    Everywhere else it stays whole, which rounds once where half precision would round twice.
+    Other addmms are kept, since they round once where two ops in half precision would round twice.
 
     Requires: a global program before `propagate-shardings`; weights annotated. Ensures: numerics
     unchanged. Takes time linear in the ops.

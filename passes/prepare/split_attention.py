@@ -100,9 +100,10 @@ def _check(op: AtenOp, cut: DimSharding, parts: int) -> None:
         axes = ", ".join(f"{p.axis}={p.size}" for p in cut)
         stripes = ", ".join(f'"{p.axis}":1' for p in cut[:1])
         raise ValueError(
-            f"{describe(op)}: its {num_keys} keys, sharded over {axes}, cannot be split in {parts} "
-            "parts with a piece of each on every device; shard inputs along the sequence in "
-            f"stripes, {{{stripes}}}, and choose a number of parts that divides."
+            f"{describe(op)}: its {num_keys} keys, sharded over {axes}, do not divide into "
+            f"{parts} parts with an equal share of each on every device; shard inputs along the "
+            f"sequence in stripes, {{{stripes}}}, and choose a number of parts that divides the "
+            "keys."
         )
 
 
@@ -124,7 +125,7 @@ class _Split:
         self.values = {"scale": op.value("scale")}
 
     def operands_of(self, part: int) -> tuple[SSAValue, SSAValue, Operands]:
-        """The part's keys, its values, and the list [mask, row positions, column positions]."""
+        """The keys and values of a part, and the list [mask, row positions, column positions]."""
         key, value = (self._part(whole, POSITIONS, part) for whole in (self.key, self.value))
         mask = self.mask
         if mask is not None and shape_of(mask)[-1] > 1:

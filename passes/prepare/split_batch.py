@@ -22,13 +22,12 @@ from shardweave.passes.program_pass import PassOnProgram
 class SplitBatchPass(PassOnProgram):
     """Shard dim `dim` of the inputs over a new time axis: `n` sub-batches that run in turn.
 
-    A sub-batch is a virtual rank: propagation and partitioning treat the axis like any other,
-    so any mix of tensor, data and sequence parallelism splits, for any model, and stays exact;
-    `unroll-time-axes` then unrolls the sub-batches. Inputs whose dim `dim` has not the most common
-    size are not sharded.
+    Propagation and partitioning treat the time axis like any other, so that any mix of tensor, data
+    and sequence parallelism can be split, for any model, and stays exact; `unroll-time-axes` then
+    unrolls the sub-batches. Inputs whose dim `dim` has not the most common size are not sharded.
 
-    Requires: a global program before `propagate-shardings`. Ensures: the mesh has the time
-    axis, the inputs are sharded over it inside each device's shard; numerics unchanged.
+    Requires: a global program before `propagate-shardings`. Ensures: the mesh has the time axis,
+    the inputs are sharded over it inside each device's shard; numerics unchanged.
     """
 
     name = "split-batch"
@@ -72,18 +71,16 @@ class SplitBatchPass(PassOnProgram):
         sizes = Counter(shape_of(slot.value)[self.dim] for slot in slots.values())
         if not sizes:
             raise ValueError(
-                f"no input has a dim {self.dim} to split; give the dim of the inputs that the "
-                "samples lie along, as split-batch{dim=0}."
+                f"no input has a dim {self.dim} to split; give the dim along which inputs hold "
+                "the samples, as split-batch{dim=0}."
             )
         batch = sizes.most_common(1)[0][0]
         return {i: s for i, s in slots.items() if shape_of(s.value)[self.dim] == batch}
 
     def _split_annotated(self, program: Program, batch: int, stride: int) -> None:
-        """Split shardings that a plan wants for values whose dim `dim` is the batch, too.
-
-        The stride is the inputs' if it fits, so that a sub-batch has the same samples everywhere;
-        where a plan shards the batch of some layers further, that is inside the sub-batches.
-        """
+        """Split shardings that a plan wants for values whose dim `dim` is the batch, too. The
+        stride is the inputs' if it fits, so that a sub-batch has the same samples everywhere; where
+        a plan shards the batch of some layers further, that is inside the sub-batches."""
         for op in program.ops:
             if wanted_attrs_of(op) is None:
                 continue
@@ -116,7 +113,7 @@ class SplitBatchPass(PassOnProgram):
         if not is_even(placed):
             divisors = [d for d in range(1, smallest + 1) if smallest % d == 0]
             raise ValueError(
-                f"'{name}' has {smallest} samples per device along dim {self.dim}, which do not "
-                f"divide into {self.n} sub-batches; use n in {divisors}."
+                f"input '{name}' has {smallest} samples per device along dim {self.dim}, which "
+                f"do not divide into {self.n} sub-batches; use n in {divisors}."
             )
         return placed

@@ -39,9 +39,9 @@ from shardweave.passes.program_pass import PassOnProgram
 def split_projections(program: Program) -> int:
     """Split the linear maps whose weights are annotated with parts; returns how many.
 
-    A parameter's `dist.parts` is the number of parts, its `dist.part` the sharding of each. Takes
-    linear time. Raises ValueError for a weight whose map is not read in such parts, for a sharding
-    that does not fit a part, and for a program that is propagated.
+    A parameter's `dist.parts` is the number of parts, its `dist.part` the sharding of each part.
+    Takes time linear in the ops. Raises ValueError for a weight whose map is not read in such
+    parts, for a sharding that does not fit a part, and for a program that is propagated.
     """
     check_not_propagated(program, "split-projections")
     slots = program.arguments
@@ -89,7 +89,7 @@ def _check_fits(place: Place, wanted: ShardingAttr | None, name: str, program: P
             wanted.on(place.shape, program.needed_mesh())
         except ValueError as error:
             raise ValueError(
-                f"each of {place.count} parts of parameter '{name}': {error}"
+                f"parameter '{name}' cannot be split into {place.count} projections: {error}"
             ) from error
 
 
@@ -257,7 +257,8 @@ class _Put:
 
     @staticmethod
     def into(op: Operation, dim: int) -> _Put | None:
-        """The values that an op concatenates or places along `dim`; None for other ops."""
+        """Values that an op concatenates along `dim`, or the value that it surrounds by zeros; None
+        for other ops."""
         assert isinstance(op, AtenOp)
         size = len(shape_of(op.results[0]))
         if op.name != "aten.cat" and not spec_of(op).places:
@@ -280,7 +281,7 @@ class _Put:
         return _Put(((value, int(op.value("start") or 0), shape_of(value)[dim]),))
 
     def inside(self, start: int, length: int) -> _Inside | None:
-        """The first value in `start` to `start + length` of the dim; None if all is zeros."""
+        """The first value between `start` and `start + length` of the dim; None if all is zeros."""
         touching = [
             piece for piece in self.pieces if piece[1] < start + length and start < sum(piece[1:])
         ]

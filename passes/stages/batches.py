@@ -17,7 +17,8 @@ _Sources = frozenset[SSAValue]
 
 
 class JoinedMicroBatches(ValueError):
-    """Error: micro-batches cannot run one by one. reason: names the op that needs all of them."""
+    """Raised if micro-batches cannot run one by one. reason: names the op that needs all of
+    them."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}, so that they cannot run one by one. {remedy}")
@@ -28,12 +29,12 @@ class JoinedMicroBatches(ValueError):
 class MicroBatches:
     """Values and ops of a step by their dependence on micro-batches.
 
-    varying: values that differ between micro-batches. terms: those of them that are terms of sums
-    (or maxima) over micro-batches. whole: values that micro-batches read and that are made once
+    varying: values that differ between micro-batches. terms: varying values that are terms of sums
+    (or maxima) over micro-batches. whole: values that micro-batches read and that are computed once
     before the first, such as the number of tokens by which a loss is divided. parts: values that
-    are a micro-batch's shard of a value made before the first, such as random numbers for all
-    samples, or inputs in another order. early: the ops that make whole and parts, and ops that only
-    these depend on. after: sums over all micro-batches, and ops that read them.
+    are a micro-batch's shard of a value computed before the first, such as random numbers for all
+    samples, or inputs in another order. early: ops that compute whole and parts, and ops whose
+    results only these use. after: sums over all micro-batches, and ops that read them.
     """
 
     varying: set[SSAValue] = field(default_factory=set[SSAValue])
@@ -45,12 +46,12 @@ class MicroBatches:
 
 
 def micro_batches_of(program: Program, *, keep_gathered: bool = False) -> MicroBatches:
-    """Find the values of a local program that vary between micro-batches. Takes linear time.
+    """Classify the values of a local program by micro-batch. Takes time linear in the ops.
 
-    keep_gathered: parameters that are stored in finer shards than their uses read are gathered
-    before the first micro-batch, and kept. Raises ValueError, naming the layer, for a step whose
-    micro-batches cannot run one by one: some op on samples needs a value of all of them that
-    depends on parameters.
+    keep_gathered: parameters that are stored in finer shards than ops read are gathered before the
+    first micro-batch, and kept. Raises ValueError, naming the layer, for a step whose micro-batches
+    cannot run one by one: some op on samples needs a value of all samples that depends on
+    parameters.
     """
     axis = micro_axis(program)
     walk = _Walk(program, axis.name if axis else None)
@@ -115,7 +116,7 @@ class _Walk:
             self.batches.varying.add(result)
         elif result in self.of_weights or not self._is_told(op):
             raise JoinedMicroBatches(
-                f"{describe(op)} reads samples of all micro-batches at once",
+                f"{describe(op)} reads samples of several micro-batches at once",
                 "If the model compares samples with each other, as a contrastive loss does, use a "
                 "plan whose pipeline has micro_batches=1. If a note names an op without a factor "
                 "rule, write its rule. Otherwise give as many rows as divide by the devices and "
@@ -172,8 +173,9 @@ def _gathered(program: Program) -> Iterator[SSAValue]:
 def _check_single(op: dist.DistOp) -> None:
     if len(op.operands) > 1 or isinstance(op, dist.StartedOp):
         raise ValueError(
-            f"{describe(op)} has several operands, or is started already; run merge-collectives "
-            "and start-collectives after cut-stages."
+            f"{describe(op)} has several operands or is a started collective, which cut-stages "
+            "cannot split by micro-batch; run merge-collectives and start-collectives after "
+            "cut-stages."
         )
 
 
@@ -184,9 +186,10 @@ def _check_inputs_alone(value: SSAValue, program: Program) -> None:
         if slot.kind not in _OF_DATA:
             assert isinstance(value.owner, Operation)
             raise JoinedMicroBatches(
-                f"{describe(value.owner)} is a sum over all micro-batches that depends on "
-                f"{slot.kind} '{slot.name}', and each micro-batch needs it to go on, as batch norm "
-                "does in training",
+                f"{describe(value.owner)} sums over all micro-batches, and each micro-batch "
+                "needs the sum to go on, as in batch norm in training; but the sum depends on "
+                f"{slot.kind} '{slot.name}', so that it cannot be computed before the "
+                "micro-batches",
                 "Use one micro-batch, by a plan whose pipeline has micro_batches=1, or another "
                 "norm.",
             )

@@ -40,7 +40,7 @@ _ORDER = ("param", "buffer", "input", "tangent", "whole", "kept", *TOTALS)
 
 
 class ValueSlots:
-    """Names, shardings and slots of the values of the program that is split into stages."""
+    """Names, shardings and slots for the values of a program that is split into stages."""
 
     def __init__(self, program: Program, axis: str | None) -> None:
         self.program = program
@@ -52,7 +52,7 @@ class ValueSlots:
         self._taken: dict[str, int] = {}
 
     def name(self, value: SSAValue, kind: str = "") -> str:
-        """A unique name for a value; its total over micro-batches has a unique name, too."""
+        """A unique name for a value; its total over micro-batches has another unique name."""
         key = value, kind in TOTALS
         if key not in self._names:
             word = name = value.name_hint or "value"
@@ -73,7 +73,7 @@ class ValueSlots:
         return self.program.sharding_of_slot(self.slots[value])
 
     def summed(self, value: SSAValue, kind: str) -> tuple[AnyTensor, Attributes]:
-        """The type of a value of all micro-batches, and the attributes of its slot."""
+        """The type of a value summed or joined over micro-batches, and its slot's attributes."""
         sharding = self.sharding(value)
         type_ = tensor_type_of(value)
         if kind in ("part", "whole"):
@@ -81,7 +81,7 @@ class ValueSlots:
         return type_, self._slot(kind, self.name(value, kind), self.without_axis(sharding), type_)
 
     def joined(self, value: SSAValue, sharding: Sharding) -> AnyTensor:
-        """The type on one device of a value joined over all micro-batches."""
+        """The type, on one device, of a value whose micro-batches are joined."""
         sizes = [prod(p.size for p in dim if p.axis == self.axis) for dim in sharding.dims]
         shape = [n * size for n, size in zip(shape_of(value), sizes, strict=True)]
         return with_shape(tensor_type_of(value), shape)
@@ -102,7 +102,7 @@ class ValueSlots:
         }
 
     def whole_entry(self, slot: Slot) -> tuple[AnyTensor, Attributes]:
-        """The type and attributes of an argument or result of the step, of all micro-batches."""
+        """The type and attributes of an argument or result of the step, for all micro-batches."""
         sharding = self.program.sharding_of_slot(slot)
         type_ = self.joined(slot.value, sharding)
         left = self.without_axis(sharding)

@@ -31,7 +31,7 @@ from shardweave.passes.stages.places import places_of_ops
 
 
 class ScheduledRun(NamedTuple):
-    """A run of a stage on a micro-batch. at: the coordinate on the stage axis."""
+    """A run of a stage on a micro-batch. at: coordinate on the stage axis that runs it."""
 
     direction: Direction
     stage: int
@@ -40,7 +40,7 @@ class ScheduledRun(NamedTuple):
 
 
 def places_of_tasks(tasks: Sequence[ScheduledRun]) -> list[list[int]]:
-    """The coordinates on the stage axis at which each stage runs, by stage."""
+    """List the coordinates on the stage axis at which each stage runs, by stage."""
     places: dict[int, set[int]] = {}
     for task in tasks:
         places.setdefault(task.stage, set()).add(task.at)
@@ -57,19 +57,19 @@ def cut_into_stages(
 ) -> None:
     """Split a local program into functions of stages, in place.
 
-    stages: the stage of each layer's forward ops; ops of another layer go to the stage that makes
-    their operands. tasks: the runs on micro-batches, in an order in which all ranks together can
-    execute them; functions without ops are left out. keep_gathered: gather sharded parameters once
-    per step. scatter_each: scatter their gradients for each micro-batch, so that these are never
-    held unsharded. Takes time linear in the ops.
+    stages: the stage of each layer's forward ops; ops of another layer go to the stage that
+    computes their operands. tasks: the runs on micro-batches, in an order in which all ranks
+    together can execute them; functions without ops are left out. keep_gathered: gather sharded
+    parameters once per step. scatter_each: reduce-scatter their gradients in each micro-batch, so
+    that no rank holds them unsharded. Takes time linear in the ops.
 
     Raises ValueError for a program that is not local, or staged already, and for one whose
     micro-batches cannot run one by one, or whose stages are not in the order of the model.
     """
     if is_staged(program):
         raise ValueError(
-            "the program has stages already; give cut-stages the program before that, or leave the "
-            "pass out."
+            "the program is cut into stages already; give cut-stages the program from before, or "
+            "remove the pass."
         )
     if not program.is_local:
         raise ValueError("the program is global; run insert-collectives before cut-stages.")
@@ -88,7 +88,7 @@ def cut_into_stages(
 
 
 def scatter_before_adding(program: Program, axis: str) -> None:
-    """Swap each sum over micro-batches with the reduce-scatter that reads it."""
+    """Reduce-scatter each micro-batch's term before the sum over micro-batches, not after it."""
     for op in list(program.ops):
         adding = op.operands[0].owner if isinstance(op, dist.ReduceScatterOp) else None
         if not isinstance(adding, dist.AllReduceOp) or tuple(adding.axes) != (axis,):

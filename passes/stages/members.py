@@ -18,7 +18,7 @@ from shardweave.passes.stages.places import Places
 
 @dataclass(eq=False)
 class Members:
-    """Contents of one function.
+    """Contents of one stage function.
 
     given: arguments with their kinds; a `kept` value comes from an earlier function of the stage.
     received: values with the stage that sends them. left: values for later functions of the stage,
@@ -56,7 +56,7 @@ Key = tuple[int, Direction]
 
 
 class Membership:
-    """Puts the ops of a program into functions; `functions` has them by stage and direction.
+    """Assigns the ops of a program to functions; `functions` has them by (stage, direction).
 
     at: the coordinates of each stage on the stage axis.
     """
@@ -168,9 +168,9 @@ class Membership:
         if sender.stage == members.stage:
             maker = cast(Operation, value.owner)
             raise ValueError(
-                f"{maker.name} (%{value.name_hint}) in layer '{layer_of(maker)}' is of the "
-                f"{sender.direction} pass, but the {members.direction} pass reads it, so "
-                "that neither can run first; run cut-stages before the pass that moved it."
+                f"{maker.name} (%{value.name_hint}) in layer '{layer_of(maker)}' belongs to the "
+                f"{sender.direction} pass of its stage, but the {members.direction} pass, which "
+                "runs earlier, reads it; run cut-stages before the pass that moved this op."
             )
         sender.send(value, members.stage)
         members.received[value] = sender.stage
@@ -231,8 +231,8 @@ class Membership:
         return min(held, default=self.places.num_stages - 1)
 
     def holders(self) -> dict[tuple[str, str], tuple[int, ...]]:
-        """Stages that read each argument, or a value computed from it before the first micro-batch,
-        by kind and name."""
+        """Map each argument (kind, name) to the stages that read it, or a value computed from it
+        before the first micro-batch."""
         stages: dict[SSAValue, set[int]] = {}
         for function in self.functions.values():
             for value, kind in function.given.items():

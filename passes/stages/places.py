@@ -22,7 +22,7 @@ that each stage has a copy. again: it is recomputed for the backward pass, or ga
 
 @dataclass(eq=False)
 class Places:
-    """Stages of ops. stage: of each op that has one. freedom: why another op has several."""
+    """Stages of ops. stage: by op, if it has one. freedom: by op of several stages, the reason."""
 
     num_stages: int
     stage: dict[Operation, int] = field(default_factory=dict[Operation, int])
@@ -30,7 +30,7 @@ class Places:
     by_layer: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
 
     def of(self, values: Iterable[SSAValue], *, is_forward: bool) -> list[int]:
-        """The stages of the ops that made `values`: of forward ops, or else of all others."""
+        """The stages of those ops producing `values` that are, or are not, forward ops."""
         owners = (value.owner for value in values)
         return [
             self.stage[op]
@@ -44,12 +44,12 @@ class Places:
 def places_of_ops(
     program: Program, batches: MicroBatches, stages: Mapping[str, int], num_stages: int
 ) -> Places:
-    """Place the ops of a local program. Takes time linear in the ops.
+    """Assign the ops of a local program to stages. Takes time linear in the ops.
 
-    stages: the stage of each layer. Ops of another layer go to the stage that makes their operands
-    or, if none does, to the first that reads them. A layer that is called again after a later stage
-    is in both. Raises ValueError for a stage without ops, since its layers all come after those of
-    a later stage.
+    stages: the stage of each layer. Ops of other layers go to the stage that computes their
+    operands or, if none does, to the first that reads their results. A layer that is called again
+    after a later stage is in both. Raises ValueError for a stage whose ops would all run in a later
+    stage.
     """
     places = Places(num_stages)
     _tell_freedom(program, batches, places)
@@ -82,9 +82,9 @@ def _check_order(places: Places, stages: Mapping[str, int]) -> None:
         if moved and number not in with_ops:
             shown = " .. ".join(dict.fromkeys((moved[0], moved[-1])))
             raise ValueError(
-                f"stage {number} has layers {shown}, and no op: what they read is made in stage "
-                f"{max(places.by_layer[moved[0]])}, so that they would all run there; list the "
-                "stages in the order of the model."
+                f"stage {number} has layers {shown}, but all their ops would run in stage "
+                f"{max(places.by_layer[moved[0]])}, because they read values from there; list "
+                "the stages in the order of the model."
             )
 
 

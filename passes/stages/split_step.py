@@ -38,13 +38,13 @@ class SplitStep:
 
 
 def split_step(program: Program) -> SplitStep | None:
-    """The parts of a step with gradients; None for one that has no such parts.
+    """Split a step with gradients into its forward and backward parts; None if that is impossible.
 
-    None for a staged program, for a program whose forward products come after backward products, as
-    for sub-batches that cross passes, and for a program whose outputs depend on gradients that are
-    arguments. A message that joins sums of outputs and of gradients becomes two. Values that the
-    program makes for the backward part only, such as parameters gathered for it, are made in the
-    backward part. Takes time linear in the ops.
+    It is for a staged program, for a program whose forward products come after backward products,
+    as with sub-batches that cross passes, and for a program whose outputs depend on gradients that
+    are arguments. A message that joins sums of outputs and of gradients becomes two. Values that
+    only the backward part reads, such as gathered parameters, are computed there. Takes time linear
+    in the ops.
     """
     if is_staged(program) or not any(slot.kind == "grad" for slot in program.results):
         return None

@@ -30,10 +30,10 @@ BACKWARD = 3.0
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Costs that the partition of one strategy decides on.
+    """Costs from which the stages of one strategy are chosen.
 
-    problem: times, boundaries and memory limits. sync_s: seconds per element of parameters that
-    a stage synchronises.
+    problem: layer times, boundary times and memory limits. sync_s: by stage, seconds to all-reduce
+    the gradient of one parameter element.
     """
 
     problem: Problem
@@ -44,8 +44,8 @@ class StageCosts:
 class Estimate:
     """Estimated seconds of a step, by part.
 
-    compute_s: the slowest stage's share. bubble_s: the other stages once. boundary_s: what
-    crosses between stages. sync_s: the gradients' all-reduce.
+    compute_s: compute of the slowest stage. bubble_s: one pass of a micro-batch through the other
+    stages. boundary_s: sends between stages. sync_s: the gradients' all-reduce.
     """
 
     strategy: Strategy
@@ -57,7 +57,7 @@ class Estimate:
 
     @property
     def pipeline_s(self) -> float:
-        """Seconds without the gradients' all-reduce, which the published planner minimises."""
+        """Seconds without the gradients' all-reduce, as the published planner minimises."""
         return self.compute_s + self.bubble_s + self.boundary_s
 
     @property
@@ -69,14 +69,14 @@ class Estimate:
 def estimate(
     model: LayeredModel, strategy: Strategy, costs: StageCosts, cuts: Sequence[int]
 ) -> Estimate:
-    """The estimate of a strategy with given cuts. Raises PlanError if they do not fit it."""
+    """Estimate a strategy with given cuts between layers. PlanError if they do not fit it."""
     problem = costs.problem
     stages = strategy.pipeline
     if len(cuts) != stages + 1 or cuts[0] != 0 or cuts[-1] != model.num_layers:
         raise PlanError(
-            f"cuts {list(cuts)}: found {len(cuts) - 1} stages ending at layer {cuts[-1]}, expected "
-            f"{stages} ending at {model.num_layers}; write 0, the {stages - 1} inner cuts, and "
-            f"{model.num_layers}."
+            f"cuts {list(cuts)} make {len(cuts) - 1} stages that end at layer {cuts[-1]}, "
+            f"expected {stages} stages that end at layer {model.num_layers}; write 0, the "
+            f"{stages - 1} inner cuts, and {model.num_layers}."
         )
     times = [
         float(problem.times[kind, cuts[s] : cuts[s + 1]].sum())
@@ -95,19 +95,19 @@ def estimate(
 
 
 def boundaries(volumes: Floats, seconds_per_unit: Floats) -> Floats:
-    """Seconds of a cut before each layer, at each stage boundary: (stages - 1) x (layers + 1)."""
+    """Seconds of a cut before each layer, by stage boundary: (stages - 1) x (layers + 1)."""
     after = np.concatenate([[0.0], volumes])
     return np.multiply.outer(seconds_per_unit, after)
 
 
 def num_micro_batches(model: LayeredModel, strategy: Strategy) -> int:
-    """Micro-batches of a step. Raises PlanError if they do not divide the batch."""
+    """Number of micro-batches per replica in a step. PlanError if they do not divide the batch."""
     samples = strategy.data * strategy.micro_batch
     if model.batch % samples:
         raise PlanError(
             f"model '{model.name}': a batch of {model.batch} samples does not divide into "
             f"{strategy.data} replicas with micro-batches of {strategy.micro_batch}; use a "
-            f"micro-batch that divides {model.batch / strategy.data:g}."
+            f"micro-batch size that divides {model.batch / strategy.data:g}."
         )
     return strategy.num_micro_batches(model.batch)
 
@@ -119,17 +119,16 @@ Costs = Callable[[LayeredModel, ClusterArrays, Strategy, Grid], StageCosts]
 def corrected_costs(
     model: LayeredModel, links: ClusterArrays, strategy: Strategy, grid: Grid
 ) -> StageCosts:
-    """Costs on the cluster as it is.
+    """Compute the costs of a strategy's stages on the cluster as it is.
 
-    Against the published planner (`benchmarks/amp_literal.py`): each stage takes the times of the
-    devices that it runs on, of mixed ones layer by layer the slowest; sizes are in bytes of the
-    dtype, and a boundary carries activations forward and gradients back, of which each tensor rank
-    sends its share, or what it has (`LayeredModel.sent`); flows that run at once share the NICs,
-    and the slowest hop counts, of a boundary and of a ring; a layer's time is affine in the
-    micro-batch, t(m) = t(1) (phi + (1 - phi) m), where phi is the share of t(1) that is there
-    whatever the size, such as kernel launches and the host that issues them; stages that do not fit
-    into memory are left out; the synchronisation is part of what the partition minimises
-    (`search`). Nothing is fitted to steps that were measured.
+    Differences from the published planner (`benchmarks/amp_literal.py`): each stage takes the times
+    of its own devices, for mixed types layer by layer the slowest; sizes are in bytes of the dtype;
+    a boundary carries activations forward and gradients back, of which each tensor rank sends its
+    share, or what it has (`LayeredModel.sent`); concurrent flows share the NICs, and the slowest
+    hop of a boundary or ring counts; a layer's time grows with the micro-batch m as t(m) = t(1)
+    (phi + (1 - phi) m), where phi is the fixed share of t(1), such as kernel launches and the
+    host's work to issue them; stages that do not fit into memory are left out; the all-reduce of
+    gradients is part of the objective (`search`). Nothing is fitted to measured steps.
     """
     mixes: list[tuple[int, ...]] = [tuple(np.unique(links.kind[stage]).tolist()) for stage in grid]
     kinds = list(dict.fromkeys(mixes))
@@ -148,7 +147,7 @@ def corrected_costs(
 
 
 def slowest_times(model: LayeredModel, devices: list[str], strategy: Strategy) -> Floats:
-    """Seconds of a micro-batch, forward and backward, by layer, on devices of some types."""
+    """Seconds of a micro-batch, forward and backward, by layer, on the slowest of some devices."""
     seconds: list[Floats] = []
     for device in devices:
         once, fixed = model.times(device, strategy.tensor), model.fixed_shares(device, strategy)

@@ -16,10 +16,10 @@ from shardweave.planners.plan.zero import whole_for_a_while
 
 @dataclass(frozen=True)
 class Shortfall:
-    """The reason that a strategy does not fit, with the cuts that come nearest to it.
+    """The reason why a strategy does not fit into memory, with the cuts that come nearest to it.
 
-    stage: the fullest, by share of its device's memory. parts: its bytes. capacity_bytes: of its
-    smallest device.
+    stage: the stage that takes the largest share of its device's memory. parts: that stage's bytes.
+    capacity_bytes: memory of its smallest device.
     """
 
     strategy: Strategy
@@ -49,10 +49,10 @@ def capacities(links: ClusterArrays, grid: Grid) -> Floats:
 
 
 def layer_bytes(model: LayeredModel, strategy: Strategy) -> Floats:
-    """Bytes of each layer on each stage: stages x layers.
+    """Bytes that each layer takes on each stage: stages x layers.
 
-    Stage s of S holds the activations of S - s micro-batches at once, or all of a step if they
-    are fewer (the schedule 1F1B; Narayanan et al. 2021, Sec. 2.2).
+    Stage s of S holds the activations of S - s micro-batches at once, or of all if a step has fewer
+    (1F1B; Narayanan et al. 2021, Sec. 2.2).
     """
     states = sum(model.state_of(strategy).values()) * np.array(model.parameters[strategy.tensor])
     kept = strategy.micro_batch * np.array(model.kept_bytes[strategy.tensor])
@@ -60,14 +60,14 @@ def layer_bytes(model: LayeredModel, strategy: Strategy) -> Floats:
 
 
 def workspace(model: LayeredModel, strategy: Strategy) -> float:
-    """Bytes of workspace of the largest op of any layer; every stage reserves them."""
+    """Workspace bytes of the op, in any layer, that needs most; every stage reserves them."""
     if model.workspace_bytes is None:
         return 0.0
     return strategy.micro_batch * max(model.workspace_bytes[strategy.tensor])
 
 
 def whole_bytes(model: LayeredModel, strategy: Strategy) -> float:
-    """Bytes of the largest layer's full gradients and parameters, which ZeRO holds temporarily."""
+    """Bytes of the largest layer's unsharded gradients and parameters, held by ZeRO for a while."""
     if strategy.data == 1:
         return 0.0
     largest = max(model.parameters[strategy.tensor])
@@ -82,10 +82,10 @@ def _in_flight(model: LayeredModel, strategy: Strategy) -> Floats:
 
 
 def first_layers(model: LayeredModel, links: ClusterArrays, strategy: Strategy, grid: Grid) -> Ints:
-    """For each stage and end j, the earliest first layer with which layers up to j - 1 fit.
+    """By stage and end j, the earliest first layer of a stage that ends before layer j and fits.
 
-    stages x (layers + 1), j + 1 where layer j - 1 alone is too large. Parameters that are tied
-    are counted at both layers, unless there is only one stage.
+    Shape: stages x (layers + 1); j + 1 if layer j - 1 alone is too large. Tied parameters are
+    counted at both layers, unless there is only one stage.
     """
     sizes = layer_bytes(model, strategy)
     if strategy.pipeline == 1:
@@ -102,7 +102,7 @@ def first_layers(model: LayeredModel, links: ClusterArrays, strategy: Strategy, 
 def shortfall(
     model: LayeredModel, links: ClusterArrays, strategy: Strategy, grid: Grid
 ) -> Shortfall:
-    """The fullest stage under the cuts that make it least full, exactly."""
+    """Find the cuts whose fullest stage is least full, exactly; return that stage."""
     capacity = capacities(links, grid)
     sizes = layer_bytes(model, strategy)
     no_cost = np.zeros((strategy.pipeline - 1, model.num_layers + 1))

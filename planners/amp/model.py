@@ -18,9 +18,9 @@ from shardweave.planners.plan.zero import divided
 
 @dataclass(frozen=True)
 class Tied:
-    """Parameters that two layers share; counted at both, once where a stage has both.
+    """Parameters that two layers share; counted at both, but once if one stage has both.
 
-    counts: elements on one device, by tensor degree.
+    counts: number of elements on one device, by tensor degree.
     """
 
     first: int
@@ -34,18 +34,20 @@ ByDegree = Mapping[int, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class LayeredModel:
-    """A chain of L layers, as data; what depends on the tensor degree is listed by it.
+    """A chain of L layers, described by numbers; those that depend on the tensor degree are by
+    degree.
 
-    batch: samples of one step over all devices. profile: by device type, seconds of the forward
-    pass of one sample. outputs: elements of each layer's output for one sample, as the published
-    planner counts them. parameters: elements. kept_bytes: activations of a sample kept until the
-    layer's backward pass. sent: elements of the output that each tensor rank sends; None: its share
-    of `outputs` at degree 1, which the ranks of the next stage gather. repeated: index of the first
-    of the equal layers, and their number, for the uniform split. tied: shared parameters. fixed:
-    share of a layer's time that does not grow with the micro-batch, by device type; None: 0.
-    itemsize: bytes of an element. state_bytes: bytes of a parameter's state, by part.
-    workspace_bytes: of the layer's largest op on one sample. keeps_all: a step without stages holds
-    the activations of all its micro-batches at once, as `split-batch` does.
+    batch: samples of one step over all devices. profile: by device type, seconds of each layer's
+    forward pass on one sample. outputs: elements of each layer's output for one sample, as the
+    published planner counts them. parameters: elements of each layer's parameters. kept_bytes:
+    activations of a sample kept until the layer's backward pass. sent: elements of the output that
+    each tensor rank sends; None: its share of `outputs` at degree 1, which the ranks of the next
+    stage gather. repeated: index of the first of the equal layers, and their number, for the
+    uniform split. tied: shared parameters. fixed: share of a layer's time that does not grow with
+    the micro-batch, by device type; None: 0. itemsize: bytes of an element. state_bytes: bytes of a
+    parameter's state, by part. workspace_bytes: workspace of the layer's largest op on one sample.
+    keeps_all: without stages, a step holds the activations of all its micro-batches at once, as
+    `split-batch` does.
     """
 
     name: str
@@ -75,7 +77,7 @@ class LayeredModel:
         return sorted(self.outputs)
 
     def times(self, device: str, tensor: int) -> Floats:
-        """Forward seconds of one sample, by layer. Raises PlanError for what has no profile."""
+        """Forward seconds of one sample, by layer. Raises PlanError if a device has no profile."""
         if device not in self.profile or tensor not in self.profile[device]:
             raise PlanError(
                 f"model '{self.name}' has no profile on device '{device}' at tensor degree "
@@ -84,19 +86,19 @@ class LayeredModel:
         return np.array(self.profile[device][tensor])
 
     def fixed_shares(self, device: str, strategy: Strategy) -> Floats:
-        """Share phi of each layer's time that does not grow with the micro-batch."""
+        """By layer, the share phi of its time that does not grow with the micro-batch."""
         if self.fixed is None:
             return np.zeros(self.num_layers)
         return np.array(self.fixed[device][strategy.tensor])
 
     def sent_elements(self, tensor: int) -> Floats:
-        """Elements that a tensor rank sends of each layer's output for one sample."""
+        """By layer, the elements of its output that a tensor rank sends for one sample."""
         if self.sent is None:
             return np.array(self.outputs[1]) / tensor
         return np.array(self.sent[tensor])
 
     def state_of(self, strategy: Strategy) -> dict[str, float]:
-        """Bytes of a parameter by part, on one of a strategy's replicas."""
+        """Bytes of state per parameter, by part, on one of a strategy's replicas."""
         return divided(self.state_bytes, self.zero, strategy.data)
 
     def stage_parameters(self, cuts: Sequence[int], tensor: int) -> list[float]:
@@ -112,7 +114,7 @@ class LayeredModel:
 
 @dataclass(frozen=True)
 class Strategy:
-    """Degrees and the micro-batch: samples that a replica runs at once."""
+    """Degrees of parallelism; micro_batch: the number of samples that a replica runs at once."""
 
     pipeline: int
     data: int
@@ -125,10 +127,10 @@ class Strategy:
 
 
 def strategies(model: LayeredModel, cluster: Cluster) -> Iterator[Strategy]:
-    """Every strategy that uses all devices: AMP's space, Sec. 4.1.
+    """Yield every strategy that uses all devices: AMP's search space, Sec. 4.1.
 
-    The tensor degree stays within a node and has been profiled; data times micro-batch divides
-    the batch; no more stages than layers.
+    The tensor degree stays within a node and has been profiled; data times micro-batch divides the
+    batch; there are no more stages than layers.
     """
     devices = cluster.num_devices
     sizes = {cluster.node_type(node).devices for node in range(cluster.num_nodes)}

@@ -19,11 +19,12 @@ MOST_DEVICES = 2**14
 
 @dataclass(frozen=True)
 class ClusterArrays:
-    """A cluster as arrays, made once: bytes per second, one direction.
+    """A cluster as arrays, computed once. Bandwidths are in bytes per second, one direction.
 
-    The rule of `cost.links` for many placements at once: a search looks at thousands of them.
-    node: of each device. inside: between two devices of one node, devices x devices, infinite
-    elsewhere. nic: of each node. names: the device types, and `kind`, that of each device.
+    The arrays price many placements by the rule of `cost.links`: a search tries thousands. node:
+    the node of each device. inside: bandwidth between two devices of one node, devices x devices;
+    infinite for other pairs. nic: bandwidth of each node's NICs. names: the device types; kind: the
+    type of each device, as an index of `names`.
     """
 
     cluster: Cluster
@@ -37,9 +38,9 @@ class ClusterArrays:
     def of(cluster: Cluster) -> ClusterArrays:
         if cluster.num_devices > MOST_DEVICES:
             raise PlanError(
-                f"cluster '{cluster.name}' has {cluster.num_devices} devices, and 'amp' holds what "
-                f"lies between each two of at most {MOST_DEVICES}; plan for fewer nodes, or with "
-                "another planner."
+                f"cluster '{cluster.name}' has {cluster.num_devices} devices, but planner 'amp' "
+                f"can plan for at most {MOST_DEVICES}, as it stores the bandwidth between every "
+                "two; use fewer nodes, or another planner."
             )
         places = [cluster.place(rank) for rank in range(cluster.num_devices)]
         node = np.array([index for index, _ in places], dtype=np.intp)
@@ -55,10 +56,8 @@ class ClusterArrays:
         return ClusterArrays(cluster, node, inside, nic, names, kind)
 
     def shared(self, left: Ints, right: Ints) -> Floats:
-        """Bandwidths of concurrent flows from devices `left` to `right`.
-
-        A NIC's flows out share what it carries one way, and so do its flows in.
-        """
+        """Bandwidths of the flows from devices `left` to devices `right`, all sent at once. Flows
+        that leave a node share its NICs' bandwidth, and so do flows that enter it."""
         source, goal = self.node[left], self.node[right]
         crosses = source != goal
         count = len(self.nic)
@@ -74,20 +73,18 @@ Grid = NDArray[np.intp]
 
 
 def megatron_grid(strategy: Strategy) -> Grid:
-    """Megatron's placement (AMP, Sec. 4.1): tensor ranks are neighbours, then data, then stages."""
+    """Megatron's placement (AMP, Sec. 4.1): devices in the order tensor, then data, then stages."""
     shape = (strategy.pipeline, strategy.data, strategy.tensor)
     return np.arange(prod(shape), dtype=np.intp).reshape(shape)
 
 
 def boundary_bandwidths(links: ClusterArrays, grid: Grid) -> Floats:
-    """Bandwidth of the slowest flow at each boundary between stages, of shape (stages - 1).
-
-    All replicas send at once, each tensor rank to its like.
-    """
+    """Bandwidth of the slowest flow at each boundary between stages: shape (stages - 1). All
+    replicas send at once, each tensor rank to the same rank of the next stage."""
     return np.array([float(links.shared(grid[s], grid[s + 1]).min()) for s in range(len(grid) - 1)])
 
 
 def ring_bandwidths(links: ClusterArrays, grid: Grid) -> Floats:
-    """Bandwidth of the slowest hop of each stage's data-parallel rings, all running at once."""
+    """Bandwidth of the slowest hop of each stage's data-parallel rings, with all rings in use."""
     following = np.roll(grid, -1, axis=1)
     return links.shared(grid, following).min(axis=(1, 2))

@@ -28,13 +28,13 @@ _SLACK = 1e-12
 
 @dataclass(frozen=True)
 class Problem:
-    """Layers to be cut into stages; every stage gets at least one.
+    """Layers to be cut into stages of at least one layer.
 
-    times: seconds of each layer on each kind of stage, kinds x L, none negative. kinds: the kind
-    of each stage, k of them. boundary: seconds that a cut before layer j costs after each stage
-    but the last, (k - 1) x (L + 1). repeats: how often the slowest stage counts besides once:
-    the number of micro-batches less one. first: the earliest layer that each stage may begin at if
-    it ends before layer j, k x (L + 1), growing with j; None lets it begin anywhere.
+    times: seconds of each layer on each kind of stage, kinds x L, none negative. kinds: the kind of
+    each stage, k of them. boundary: seconds that a cut before layer j costs after each stage but
+    the last, (k - 1) x (L + 1). repeats: how often the slowest stage counts besides once: the
+    number of micro-batches less one. first: by stage and end j, the earliest layer at which a stage
+    that ends before layer j may begin, k x (L + 1), growing with j; None: any layer.
     """
 
     times: Floats
@@ -46,7 +46,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Partition:
-    """Stages of a pipeline. cuts: 0, then the end of each stage. seconds: the objective."""
+    """A division into stages. cuts: 0, then each stage's end. seconds: value of the objective."""
 
     cuts: tuple[int, ...]
     seconds: float
@@ -54,9 +54,7 @@ class Partition:
 
 def exact_cuts(problem: Problem) -> Partition | None:
     """Find the best cuts, exactly up to rounding; None if no cuts satisfy `problem.first`.
-
-    Objective: repeats * (slowest stage) + all stages + all boundaries, in seconds.
-    """
+    Objective: repeats * (slowest stage) + all stages + all boundaries, in seconds."""
     layers, stages = problem.times.shape[1], len(problem.kinds)
     if stages > layers:
         return None
@@ -91,10 +89,8 @@ def _bottleneck(prefix: Floats, kinds: Sequence[int], cuts: Sequence[int]) -> fl
 def _best_bottleneck(
     problem: Problem, program: _WindowProgram, least: float, slowest: float
 ) -> float | None:
-    """The bound on stage times that gives the best cuts; None if having no bound does.
-
-    least: C without a bound. slowest: the slowest stage of its cuts.
-    """
+    """The bound on stage times that gives the best cuts; None if having no bound does. least: C
+    without a bound. slowest: the slowest stage of its cuts."""
     repeats = problem.repeats
     kinds = sorted(set(problem.kinds))
     # Were every layer on the stage where it is fastest, the stages' mean would be this.
@@ -136,10 +132,8 @@ def _stage_times(prefix: Floats, kinds: Sequence[int], least: float, most: float
 
 
 def _first_feasible(problem: Problem, program: _WindowProgram, sums: Floats) -> int:
-    """Index of the smallest sum that greedy cutting does not refute.
-
-    Greedy stages reach at least as far as any others, so that what they refute is infeasible.
-    """
+    """Index of the smallest sum that greedy cutting does not refute. Greedy stages reach at least
+    as far as any others, so that what they refute is infeasible."""
     prefixes = [prefix.tolist() for prefix in program.prefix]
     limits = [None] * len(problem.kinds) if problem.first is None else problem.first.tolist()
     slack = program.slack
@@ -163,7 +157,7 @@ def _first_feasible(problem: Problem, program: _WindowProgram, sums: Floats) -> 
 
 
 def earliest(prefix: Floats, most: float) -> Ints:
-    """For each end j, the first i with prefix[j] - prefix[i] <= most; prefix must not fall."""
+    """For each end j, the first i with prefix[j] - prefix[i] <= most. prefix: non-decreasing."""
     lefts: Ints = np.searchsorted(prefix, prefix - most).astype(np.intp)
     return lefts
 
@@ -194,7 +188,7 @@ class _WindowProgram:
     def solve(
         self, bound: float, *, want_cuts: bool = False
     ) -> tuple[float, tuple[int, ...] | None]:
-        """Return C(bound), infinite if infeasible; and its cuts, if asked for and feasible."""
+        """Return C(bound), infinite if infeasible, and its cuts if `want_cuts` and if feasible."""
         first = self._windows(bound)
         size = len(self._ends)
         length: Ints = self._ends - first

@@ -65,18 +65,19 @@ def plan_amp(
     exact for its placement; so is the choice among strategies, within the estimate. Memory is a
     constraint. Source: Li et al., AMP, NeurIPS 2022; departures are in docs/planners.md.
 
-    max_stages: the most pipeline stages. max_tensor: the largest tensor degree. anneal: swaps of
-    tensor groups that are tried on each of the best strategies; not exact. zero: the ZeRO stage, in
-    memory and in what replicas send. precision: as of a plan, for the memory of the optimizer.
-    simulate: how many of the best estimates are simulated, where replicas differ in speed also with
-    micro-batches in proportion (`amp.shares`); the fastest of those is the plan, and what it is
-    predicted to take; 0 leaves it at the estimate. trials: how many of the best estimates train on
-    local processes instead, each for `steps` steps within `trial_limit_s` seconds and ended early
-    by `slow` (`oppa.planner.TrialOptions`). time_limit_s: no simulation and no trial begins after
-    so many seconds, but for the first; 0: no limit. top: candidates that the plan lists.
+    max_stages: the most pipeline stages. max_tensor: the largest tensor degree. anneal: number of
+    swaps of tensor groups tried on each of the best strategies; not exact. zero: the ZeRO stage,
+    for memory and for what replicas send. precision: a plan's precision, for the memory of the
+    optimizer. simulate: how many of the best estimates are simulated; where replicas differ in
+    speed, each also with micro-batches in proportion (`amp.shares`). The fastest of these, with its
+    simulated time, is the plan; 0 takes the best estimate. trials: how many of the best estimates
+    train on local processes instead, each for `steps` steps within `trial_limit_s` seconds and
+    ended early by `slow` (`oppa.planner.TrialOptions`). time_limit_s: seconds after which no
+    simulation or trial begins, except the first; 0: no limit. top: number of candidates that the
+    plan lists.
 
-    Raises PlanError if no strategy fits, with the smallest shortfall of memory in GiB by part, and
-    PlanError if there is nothing to train, or no trial runs.
+    Raises PlanError if no strategy fits, with the smallest shortfall of memory in GiB by part, if
+    there is nothing to train, and if no trial runs.
     """
     limit = Deadline(time_limit_s)
     if zero not in range(len(DIVIDED)):
@@ -138,11 +139,9 @@ def _fastest(
     top: int,
     limit: Deadline,
 ) -> tuple[Plan, str]:
-    """The fastest of the plans of the first candidates, simulated, and why.
-
-    shared: those with micro-batches in proportion, by the number of the candidate. The others are
-    its candidates, those that are only estimated last.
-    """
+    """The fastest of the plans of the first candidates, simulated, and why. shared: those with
+    micro-batches in proportion, by the number of the candidate. The others are its candidates,
+    those that are only estimated last."""
     tried = [(index, "", plan) for index, plan in enumerate(plans)]
     tried += [(index, ", micro-batches in proportion", plan) for index, plan in shared.items()]
     simulated = list(limit.each(lambda trial: predict_plan(lowerings, trial[2], cluster), tried))
@@ -201,9 +200,9 @@ def _tensor_degrees(
         devices = math.prod(sizes.values())
         if devices != cluster.num_devices or not degrees:
             raise PlanError(
-                f"mesh {dict(sizes)} has {devices} devices, but 'amp' plans all "
-                f"{cluster.num_devices} of cluster '{cluster.name}', with a tensor degree that "
-                f"divides {whole}; give such a mesh, or none."
+                f"mesh {dict(sizes)} has {devices} devices, but planner 'amp' uses all "
+                f"{cluster.num_devices} devices of cluster '{cluster.name}', at a tensor degree "
+                f"that divides {whole}; give such a mesh, or none."
             )
         return degrees
     return [n for n in degrees if n <= (max_tensor or n)]

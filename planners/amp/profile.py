@@ -34,7 +34,7 @@ _MORE = 4
 
 @dataclass(frozen=True)
 class ProgramProfile:
-    """A program as AMP's model. blocks: the work of each of the model's layers.
+    """A program as AMP's model. blocks: the `BlockWork` of each layer of the model.
 
     tensor_s: seconds of communication over the tensor axis in each layer's time for one sample, by
     device type and tensor degree.

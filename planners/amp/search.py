@@ -39,10 +39,11 @@ from shardweave.planners.trials.trials import Deadline, RealTrials, measured
 
 @dataclass(frozen=True)
 class Annealing:
-    """strategies: how many of the best ones. steps: swaps tried for each. seed: of the swaps.
+    """Options of the annealing. strategies: number of the best strategies to anneal. steps: swaps
+    tried for each. seed: random seed of the swaps.
 
-    start: the temperature, as a share of the first placement's seconds; it falls to a hundredth of
-    that, by the same factor at every step.
+    start: the initial temperature, as a share of the first placement's seconds; it falls by the
+    same factor in every step, to a hundredth.
     """
 
     strategies: int = 3
@@ -52,11 +53,12 @@ class Annealing:
 
 
 def anneal(grid: Grid, evaluate: Callable[[Grid], float], annealing: Annealing) -> Grid:
-    """The best placement found from `grid` on (AMP, Sec. 6.3); never worse, and not exact.
+    """Find a faster placement by annealing from `grid` (AMP, Sec. 6.3); never slower, and not
+    exact.
 
-    evaluate: seconds of a placement, infinite if it does not fit. A swap exchanges two tensor
-    groups, which stay whole: they are on one node, as their profile was taken. Placements seen
-    before are looked up, so that the time is at most `steps` evaluations.
+    evaluate: returns the seconds of a placement, infinite if it does not fit. A swap exchanges two
+    tensor groups, which stay on one node each, as in their profile. Placements seen before are
+    looked up, so that there are at most `steps` evaluations.
     """
     dice = random.Random(annealing.seed)
     groups = grid.reshape(-1, grid.shape[-1])
@@ -84,7 +86,7 @@ def anneal(grid: Grid, evaluate: Callable[[Grid], float], annealing: Annealing) 
 
 @dataclass(frozen=True)
 class Placed:
-    """An estimate and its placement. grid: device of each rank, stages x replicas x tensor."""
+    """An estimate and its placement. grid: the device of each rank, stages x replicas x tensor."""
 
     estimate: Estimate
     grid: Grid
@@ -102,12 +104,12 @@ def search_strategies(
     annealing: Annealing | None = None,
     problem: str = "",
 ) -> list[Placed]:
-    """Every strategy with its best cuts on Megatron's placement, the fastest first.
+    """Price every strategy with its best cuts on Megatron's placement; returns the fastest first.
 
-    Objective: seconds of a step (`estimate`). The cuts are exact for their strategy and
-    placement. annealing: also tries other placements of the best strategies, which is not exact.
-    among: which strategies to look at, by default all. problem: why not at others, for those to
-    know who are left with none.
+    Objective: seconds of a step (`estimate`). The cuts are exact for their strategy and placement.
+    annealing: also tries other placements of the best strategies, which is not exact. among: the
+    strategies to price, by default all. problem: the reason why others are left out, for the error
+    message.
 
     Raises PlanError if no strategy fits into memory, naming the one that comes nearest.
     """
@@ -166,12 +168,11 @@ def _nothing_fits(model: LayeredModel, links: ClusterArrays, grids: dict[Strateg
 
 
 def best_cuts(model: LayeredModel, strategy: Strategy, costs: StageCosts) -> Estimate | None:
-    """The best cuts with the synchronisation, exactly; None if none fit into memory.
+    """Find the cuts of least time including the all-reduce of gradients, exactly; None if none fit.
 
-    The slowest synchronisation is bounded ever more tightly: the best cuts below a bound are a
-    partition with shorter stages, and once their time and the least synchronisation there is
-    exceed the best step so far, no tighter bound can win. One partition for each step of the
-    bound, of which there are O(k L^2) at worst and two or three as a rule.
+    The slowest all-reduce is bounded ever more tightly: a bound shortens the stages, and once their
+    time and the least possible all-reduce exceed the best step so far, no tighter bound can win.
+    Solves one partition for each bound: O(k L^2) at worst, usually two or three.
     """
     best: Estimate | None = None
     problem = costs.problem
@@ -210,7 +211,7 @@ def fastest_tried(
     top: int,
     limit: Deadline,
 ) -> Plan:
-    """Run real trials; returns the fastest plan, with notes on failures. PlanError if none ran."""
+    """Run real trials; return the fastest plan, with notes on failures. PlanError if none ran."""
     names = [c.name for c in estimated]
     outcomes = list(limit.each(trials.run, plans))
     plans = plans[: len(outcomes)]
@@ -223,7 +224,8 @@ def fastest_tried(
     if not ran:
         best = counted(len(plans), "best estimate")
         raise PlanError(
-            f"none of the {best} ran; try more, or give a longer time limit. {failed[0]}"
+            f"none of the plans with the {best} ran in a real trial; try more plans, or give a "
+            f"longer time limit. First failure: {failed[0]}"
         )
     capacity = estimated[0].predicted.capacity_bytes
     tried = {i: replace(measured(outcomes[i]), capacity_bytes=capacity) for i in ran}
@@ -241,10 +243,8 @@ def fastest_tried(
 def with_shares(
     plan: Plan, program: Program, placed: Placed, model: LayeredModel, links: ClusterArrays
 ) -> Plan | None:
-    """Make a placement's plan with micro-batches for each replica in proportion to its speed.
-
-    None where all suit as many, and with ZeRO, which divides a state among replicas that are alike.
-    """
+    """Make a placement's plan in which each replica runs micro-batches in proportion to its speed.
+    None if all replicas get equally many, and under ZeRO, whose replicas must be alike."""
     strategy, pipeline = placed.estimate.strategy, plan.pipeline
     if strategy.data == 1 or plan.zero:
         return None
@@ -283,11 +283,11 @@ def _seconds_of_replicas(
 
 
 def shares_by_seconds(seconds: Sequence[float], count: int) -> tuple[int, ...]:
-    """Share `count` micro-batches out among replicas, so that the last is done the soonest.
+    """Divide `count` micro-batches among replicas so that the last replica finishes the soonest.
 
-    seconds: of a micro-batch on each. Each runs one, and every other one goes to whoever would be
-    done with it first, which is exact: to run fewer than a replica has by then, another would have
-    to run one that it ends later.
+    seconds: of one micro-batch, by replica. Each replica runs one; every other one goes to the
+    replica that would finish it first. This is exact: if a replica ran fewer, another would have to
+    run one that it finishes later.
     """
     shares = [1] * len(seconds)
     for _ in range(count - len(seconds)):

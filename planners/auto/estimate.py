@@ -43,7 +43,8 @@ FITS_SURELY = 0.8
 class PointEstimate:
     """Estimated time and memory of a point. time_s: ranks points. bound_s: lower bound for all
     schedules. filling_s: lower bound for schedules that fill and drain with whole passes (1f1b).
-    memory_bytes: peak of the fullest stage. state_bytes: its parameters and training state."""
+    memory_bytes: peak of the fullest stage. state_bytes: that stage's parameters and training
+    state."""
 
     time_s: float
     bound_s: float
@@ -54,7 +55,7 @@ class PointEstimate:
 
 @dataclass(eq=False)
 class Estimator:
-    """Estimates points, in microseconds each once the point's `PieceCost` has been read."""
+    """Estimates points, each in microseconds once the `PieceCost` that it needs has been read."""
 
     reader: CostReader
     precision: str = ""
@@ -98,7 +99,7 @@ class Estimator:
         return 0.0 if point.is_staged else self._logits_bytes / point.pieces / point.within
 
     def spared_bytes(self, point: JointPoint, dimension: str) -> float:
-        """Bytes per device that `loss_chunks` or `offload` may save; 0 if the point uses it."""
+        """Bytes per device that `loss_chunks` or `offload` (dimension) may save; 0 if in use."""
         if point.value(dimension) != JointPoint().value(dimension):
             return 0.0
         if dimension == "offload":
@@ -106,9 +107,8 @@ class Estimator:
         return self.chunked_bytes(point)
 
     def offloaded_bytes(self, point: JointPoint) -> float:
-        """Bytes that a point's `offload` saves on the fullest stage: all except those of two
-        blocks, one being read and one in flight. 0 if a device type has no bandwidth to its
-        host."""
+        """Bytes that a point's `offload` saves on the fullest stage: all but two blocks' values,
+        one being read and one in flight. 0 if a device type has no bandwidth to its host."""
         devices = self.cluster.device_types(self.cluster.num_devices)
         if point.offload == "none" or not all(d.host_bandwidth_bytes_s for d in devices):
             return 0.0
@@ -319,7 +319,7 @@ class Estimator:
 
 
 def recomputed_share(point: JointPoint, cost: PieceCost) -> float:
-    """Share of the repeated blocks that the point recomputes; 1 unless it limits the layers."""
+    """Share of the repeated blocks that the point recomputes: 1 without `recompute_layers`."""
     if not point.recompute_layers:
         return 1.0
     stages = point.stages * point.stages_each if point.stages > 1 else 1
@@ -330,15 +330,15 @@ def filled(each_s: float, stages: int, micro_batches: int) -> float:
     """Lower bound of the seconds of a 1f1b or gpipe pipeline, for any cuts into stages, if a
     micro-batch takes `each_s` through all stages.
 
-    A stage runs all micro-batches, after the first one has passed the stages before it.
-    Cuts that make these sums equal give T (1 - (1 - 1/m)^S) = each_s.
+    A stage runs all m micro-batches after the first one has passed the stages before it. With cuts
+    that make these times equal to T on all S stages, T (1 - (1 - 1/m)^S) = each_s.
     """
     return each_s / (1 - (1 - 1 / micro_batches) ** stages)
 
 
 def bottleneck(times: Sequence[float], stages: int) -> float:
-    """Least possible sum of the largest group if `times` are cut into at most `stages` contiguous
-    groups, to a thousandth; by bisection over greedy cuts."""
+    """Smallest possible largest sum if `times` are cut into at most `stages` contiguous groups, to
+    a thousandth; by bisection over greedy cuts."""
     low, high = max(max(times, default=0.0), sum(times) / stages), sum(times)
     if stages == 1:
         return high

@@ -27,7 +27,7 @@ from shardweave.planners.predict.predict import predict_plan, predicted_of
 
 @dataclass(eq=False)
 class Evaluator:
-    """Simulates points, each once. problems: errors of points that could not be simulated."""
+    """Simulates points, each once. problems: by point, the error if it cannot be simulated."""
 
     maker: PlanMaker
     simulated: dict[JointPoint, Predicted] = field(default_factory=dict[JointPoint, Predicted])
@@ -55,7 +55,7 @@ class Evaluator:
         return predict_plan(self.lowerings(self.depths.program), plans[0], self._cluster)
 
     def lowerings(self, program: Program) -> Lowerings:
-        """Return the remembered lowerings of a program; the cost reader's own if it reads it."""
+        """Return a program's cached lowerings; the cost reader's own lowerings for its program."""
         if program is self.depths.read:
             return self.maker.estimator.reader.lowerings
         if id(program) not in self._lowerings:

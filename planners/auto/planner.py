@@ -200,10 +200,8 @@ def _bare(plan: Plan, schedule: str, alone_bytes: int) -> Plan:
 
 
 def best_plan(search: JointSearch, rivals: list[Rival], options: AutoOptions) -> Plan:
-    """Return the plan of the fastest point or rival, with the reasons for it.
-
-    Raises PlanError if none fits.
-    """
+    """Return the plan of the fastest point or rival, with the reasons for it. Raises PlanError if
+    none fits."""
     seen = search.seen
     rows = [Candidate(str(point), predicted) for point, predicted in seen]
     rows += [Candidate(name, predicted) for name, _, predicted in rivals]

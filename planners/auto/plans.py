@@ -29,7 +29,7 @@ class PlanMaker:
     update: str = ""
 
     def plan(self, point: JointPoint, program: Program) -> Plan:
-        """Make the plan of a point. program: may have fewer blocks. Raises PlanError."""
+        """Make a point's plan. program: the program, or one with fewer blocks. Raises PlanError."""
         base = self.estimator.reader.base(program, point.data, point.cut, point.replica)
         pipeline = self._pipeline(point) if point.is_staged else None
         mesh = {"pipeline": point.stages} if point.stages > 1 else {}
@@ -72,7 +72,9 @@ class PlanMaker:
         count = point.stages * point.stages_each
         partition = exact_cuts(_problem(point, cost, count))
         if partition is None:
-            raise PlanError(f"{count} stages, but the program has {len(cost.blocks)} blocks.")
+            raise PlanError(
+                f"{count} stages, but the program has {len(cost.blocks)} blocks; use fewer."
+            )
         return tuple(
             tuple(name for block in cost.blocks[left:right] for name in block.plan_names)
             for left, right in pairwise(partition.cuts)

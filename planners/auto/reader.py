@@ -52,7 +52,7 @@ DEEP = 8
 
 @dataclass(frozen=True)
 class Depths:
-    """A program and, if deep, versions with fewer blocks. names: its equal blocks, in order."""
+    """A program and, if it has many equal blocks (`names`), shorter versions with fewer of them."""
 
     program: Program
     few: Program | None
@@ -76,19 +76,18 @@ class Depths:
 
     @property
     def priced(self) -> tuple[Program, ...]:
-        """Programs to simulate a plan on: those with few and more blocks, or the whole one."""
+        """Programs to simulate plans on: those with few and more blocks, or the whole program."""
         if self.few is None or self.more is None:
             return (self.program,)
         return self.few, self.more
 
     @property
     def copies(self) -> Mapping[str, tuple[str, ...]]:
-        """The blocks missing from the program that is read, by the name of the block that stands
-        for them."""
+        """The blocks that the program read lacks, by the name of the equal block that it has."""
         return {self.names[FEW - 2]: self.names[FEW - 1 : -1]} if self.is_deep else {}
 
     def deepened(self, work: Workload) -> Workload:
-        """Expand the costs of the program that is read to those of the whole program."""
+        """Expand the costs of the program read to the costs of the whole program."""
         if not self.is_deep:
             return work
         places = [index for index, block in enumerate(work.blocks) if block.name in self.names]
@@ -158,7 +157,7 @@ class PieceCost:
 
     def passes_s(self, recompute: str, share: float = 1.0) -> list[float]:
         """Seconds of both passes of each block, with all messages exposed. share: fraction of the
-        repeated blocks that `recompute` applies to, spread evenly over them."""
+        repeated blocks that policy `recompute` applies to, spread evenly over them."""
         rows = zip(
             self.forward_s,
             self.backward_s,
@@ -211,7 +210,7 @@ class CostReader:
         return tuple(num_bytes(tensor_type_of(s.value)) for s in slots if s.kind == "param")
 
     def base(self, program: Program, data: int, cut: ReplicaCut, replica: int = 1) -> Plan:
-        """Plan with Megatron's shardings for these degrees; `program` may have fewer blocks."""
+        """Plan with Megatron's shardings for these degrees. program: may have fewer blocks."""
         key = id(program), data, cut, replica
         if key not in self._bases:
             base = cut_plan(program, data, cut, replica)

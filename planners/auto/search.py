@@ -100,7 +100,7 @@ class OutOfTime(Exception):
 
 @dataclass(eq=False)
 class JointSearch:
-    """A search and its points so far.
+    """A search and the points that it has priced so far.
 
     estimates: of all points that can be partitioned and whose training state fits. stopped: reason
     for ending early, or empty. refused: number of points that cannot be sharded. too_large: number
@@ -158,7 +158,7 @@ class JointSearch:
 
     @property
     def seen(self) -> list[tuple[JointPoint, Predicted]]:
-        """Simulated points with predictions: fitting ones first, then by time, then the plainer."""
+        """Simulated points with predictions: first those that fit, then by time, then simpler."""
         return sorted(
             self.evaluator.simulated.items(),
             key=lambda item: (not item[1].fits, item[1].time_s, _plainness(item[0])),
@@ -188,7 +188,7 @@ class JointSearch:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the bounds of all points that were not simulated exceed the best time."""
+        """Whether the lower bound of each point that was not simulated exceeds the best time."""
         return not self.stopped and not any(True for _ in self._left())
 
     def _estimate_all(self, points: Iterable[JointPoint], *, may_wait: bool = True) -> None:
@@ -465,8 +465,8 @@ class JointSearch:
         allowed = self.allowed
         if len(self.evaluator.simulated) >= allowed:
             raise OutOfTime(
-                f"{counted(allowed, 'point', 'was')} simulated, the limit but for points that "
-                f"recompute less; raise it by -O simulate={2 * self.simulate}"
+                f"the search stopped after simulating {counted(allowed, 'candidate plan')}, its "
+                f"limit; raise the limit by -O simulate={2 * self.simulate}"
             )
         each = COLLECT_EACH_DEEP if self.evaluator.depths.is_deep else COLLECT_EACH
         if self.evaluator.predict(point) and len(self.evaluator.simulated) % each == 0:
@@ -478,7 +478,7 @@ class JointSearch:
 
     def _check_time(self) -> None:
         if time.monotonic() > self.deadline_s:
-            raise OutOfTime("its time was up")
+            raise OutOfTime("the search ran out of time")
 
     def say(self, text: str) -> None:
         if self.tell is not None:

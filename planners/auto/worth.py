@@ -16,7 +16,7 @@ from shardweave.planners.predict.predict import TIE, gap_parts, why_slower
 
 
 def looked_at(search: JointSearch) -> Iterator[str]:
-    """Yield sentences on the numbers of points, and on the values tried for each dimension."""
+    """Yield sentences on how many points were estimated, and which values of each dimension."""
     points = [*search.estimates]
     counts = len(search.evaluator.simulated)
     reader = search.estimator.reader
@@ -57,7 +57,7 @@ def sorted_values(values: dict[str, None]) -> list[str]:
 
 
 def over_own(search: JointSearch, best: Candidate) -> Iterator[str]:
-    """Yield how much faster another planner's plan is than the fastest point of the space."""
+    """Yield how much faster another planner's plan is than the fastest point of `auto`'s space."""
     own = next(((point, p) for point, p in search.seen if p.fits), None)
     if own is None:
         yield f"{best.name} fits, and no point of the joint space that was simulated does"
@@ -88,7 +88,7 @@ def worth(search: JointSearch, point: JointPoint, best: Predicted) -> Iterator[s
 
 
 def why_empty(search: JointSearch) -> str:
-    """Error message for a search that simulated nothing: the cause, and a way out."""
+    """Write the error for a search that simulated nothing: the cause, and what to change."""
     space = search.space
     asked = str(space.constraints)
     what = f" with {asked}" if asked else ""

@@ -26,11 +26,12 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """A linear map, or a convolution, whose k and n are channels.
+    """A linear map, or a convolution, where k and n are channels.
 
-    rows_in, rows_out: rows of I and O in the whole batch; of a convolution, samples times
-    positions. kernel: positions of a convolution's kernel. is_transposed: x and y change places.
-    block: the repeated part of the model that it belongs to. repeats: equal layers.
+    rows_in, rows_out: rows of the input I and output O in the whole batch; in a convolution,
+    samples times positions. kernel: positions of a convolution's kernel. is_transposed: whether x
+    and y change roles. block: the repeated part of the model to which it belongs. repeats: number
+    of equal layers.
     """
 
     rows_in: int
@@ -49,11 +50,11 @@ class LinearLayer:
 
 @dataclass(frozen=True)
 class Volumes:
-    """Elements that a device sends for one layer, per collective (Equations 1 to 5).
+    """Elements that a device sends for one layer, by collective (Equations 1 to 5).
 
-    gather_z: W, before the forward product. reduce_y: O. reduce_x: the gradient of I.
-    scatter_z: the gradient of W. reduce_data: the same, among data groups. In a transposed layer
-    `reduce_y` is over x and `reduce_x` over y.
+    gather_z: of the weight W, before the forward product. reduce_y: of the output O. reduce_x: of
+    the input's gradient. scatter_z: of the weight's gradient. reduce_data: of the same, among data
+    groups. In a transposed layer `reduce_y` is over x and `reduce_x` over y.
     """
 
     gather_z: Numbers
@@ -64,7 +65,7 @@ class Volumes:
 
 
 def grids_of(devices: int) -> Grids:
-    """All (Gx, Gy, Gz, Gdata) with as many devices. There are C(p + 3, 3) for 2^p devices."""
+    """List all (Gx, Gy, Gz, Gdata) whose product is `devices`: C(p + 3, 3) for 2^p devices."""
     grids = [
         (x, y, z, devices // (x * y * z))
         for x in divisors(devices)
@@ -75,7 +76,7 @@ def grids_of(devices: int) -> Grids:
 
 
 def volumes(layer: LinearLayer, grids: Grids) -> Volumes:
-    """Equations 1 to 5: elements that a device sends, with ring algorithms."""
+    """Elements that a device sends, by Equations 1 to 5, with ring algorithms."""
     gx, gy, gz, gdata = _axes_of(layer, grids)
     weights = layer.weights / (gx * gy)
     rows_in, rows_out = layer.rows_in / gdata, layer.rows_out / gdata
@@ -96,9 +97,9 @@ def _axes_of(layer: LinearLayer, grids: Grids) -> Numbers:
 
 @dataclass(frozen=True)
 class AxisLinks:
-    """Speeds of each axis' collectives, per grid: seconds per element, and per step of a ring.
+    """Inverse speeds of each axis' collectives, by grid: seconds per element and per ring step.
 
-    Both of shape (4, grids), in the order of `AXES`.
+    Both have the shape (4, grids), in the order of `AXES`.
     """
 
     element_s: Numbers
@@ -106,7 +107,7 @@ class AxisLinks:
 
 
 def agnostic_links(grids: Grids, bandwidth: float) -> AxisLinks:
-    """One bandwidth for all axes, in elements per second: grids are ranked by volume alone."""
+    """Give all axes one bandwidth, in elements per second, so that volume alone ranks grids."""
     return AxisLinks(np.full((4, len(grids)), 1 / bandwidth), np.zeros((4, len(grids))))
 
 
@@ -118,10 +119,12 @@ def communication_s(
     reductions: float = 1.0,
     gathers: float | Numbers = 1.0,
 ) -> Numbers:
-    """Equation 6 and what follows: seconds of communication by axis, shape (4, grids).
+    """Seconds of communication by axis, shape (4, grids): Equation 6, with latencies and
+    repetitions.
 
-    reductions: all-reduces of O in a step; 2 with recomputation. gathers: all-gathers of W; 2 if
-    the backward pass or recomputation gathers it again; a number, or one per grid. The paper: 1, 1.
+    reductions: number of all-reduces of O in a step; 2 with recomputation. gathers: number of
+    all-gathers of W, for all grids or by grid; 2 if the backward pass or recomputation gathers it
+    again. The paper: 1, 1.
     """
     total = np.zeros((4, len(grids)))
     for layer in layers:

@@ -96,10 +96,10 @@ def best_grid(
     precision: str = "",
     copies: Mapping[str, Sequence[str]] | None = None,
 ) -> Mesh:
-    """The mesh of the grid that `plan_axonn` takes for all devices of a cluster.
+    """The mesh of the grid that `plan_axonn` chooses for all devices of a cluster.
 
-    copies: by a repeated block, further blocks equal to it that the model has and the program has
-    not; `workload` has them. Raises PlanError as `plan_axonn` does.
+    copies: by repeated block, further blocks equal to it that the model has but the program lacks;
+    `workload` includes them. Raises PlanError as `plan_axonn` does.
     """
     model = model_of(program, workload, precision)
     added = [
@@ -125,8 +125,8 @@ def model_of(program: Program, workload: Workload, precision: str = "") -> Model
     layers = axonn_layers_of(program, _widest_pairs(program))
     if not layers:
         raise PlanError(
-            "the program has no linear map and no convolution to plan for; plan with 'auto' or "
-            "'replicated'."
+            "planner 'axonn' shards linear maps and convolutions, and the program has none; plan "
+            "with 'auto' or 'replicated'."
         )
     parameters = [slot.value for slot in program.arguments if slot.kind == "param"]
     itemsize = workload.itemsize
@@ -143,13 +143,13 @@ def model_of(program: Program, workload: Workload, precision: str = "") -> Model
 
 
 def axonn_layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[LinearLayer]:
-    """A program's linear maps as AxoNN's layers, in order, given its pairs' cuts.
+    """Convert a program's linear maps to AxoNN's layers, in order, given its pairs' cuts.
 
     Maps that x cuts along their outputs begin a pair of column- and row-parallel maps
-    (`planners.structure.structure`), those that it cuts along their inputs end one and are the
-    transposed layers. So the stream that pairs read from and add to is cut by y, and what lies
-    inside a pair by x, which is AxoNN's alternation wherever layers follow each other. A map in no
-    pair is a layer of its own: y cuts its inputs, and x leaves it whole.
+    (`planners.structure.structure`); maps that x cuts along their inputs end it and are the
+    transposed layers. So y cuts the stream that pairs read from and add to, and x cuts values
+    inside a pair, which is AxoNN's alternation wherever layers follow each other. A map in no pair
+    is a layer of its own: y cuts its inputs, and x leaves it whole.
     """
     layers: list[LinearLayer] = []
     blocks = blocks_of(program)

@@ -33,12 +33,12 @@ from shardweave.planners.plan.plan_parts import PlanError
 
 @dataclass(frozen=True)
 class Model:
-    """The model that a grid is chosen for.
+    """The model for which a grid is chosen.
 
-    itemsize: bytes of an element that is sent. state_bytes: of memory per element of a weight, in
-    all that is stored in shards: weight, gradient and optimizer state. other_bytes: of the same for
-    parameters outside the layers. kept_bytes: of what a step without recomputation keeps for
-    its backward pass, whole batch, all devices.
+    itemsize: bytes of a sent element. state_bytes: bytes of memory per element of a weight, over
+    all that is stored in shards: weight, gradient and optimizer state. other_bytes: the same, in
+    all, for parameters outside the layers. kept_bytes: bytes that a step without recomputation
+    keeps for its backward pass, for the whole batch, on all devices.
     """
 
     layers: tuple[LinearLayer, ...]
@@ -55,9 +55,9 @@ class Model:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the search. aware: bandwidths depend on placement (measured rings); else one for
-    all. checkpointing: the forward pass runs again. keep_gathered: keep the gathered weights of as
-    many blocks as fit for the backward pass."""
+    """Options of the search. aware: price collectives by placement (measured rings), else with one
+    bandwidth. checkpointing: the forward pass is recomputed. keep_gathered: keep the gathered
+    weights of as many blocks as fit for the backward pass."""
 
     aware: bool = True
     checkpointing: bool = False
@@ -95,8 +95,8 @@ def rank_grids(
 ) -> list[Ranked]:
     """Rank all grids of `devices` devices that fit, the fastest first; exact for the model.
 
-    accept: which grids the program can have. Time: O(distinct layers x grids), and one ring per
-    pair of (inner size, size). Raises PlanError if memory or the program admits none.
+    accept: whether the program can have a grid. Time: O(distinct layers x grids), and one ring per
+    pair of (inner size, size). Raises PlanError if no grid fits into memory and the program.
     """
     options = options or Options()
     grids = grids_of(devices)
@@ -139,7 +139,7 @@ def rank_grids(
 
 
 def distinct(layers: Iterable[LinearLayer]) -> list[LinearLayer]:
-    """Merge equal layers into one each, with the count in `repeats`."""
+    """Merge equal layers; the number of each is in `repeats`."""
     counts: Counter[LinearLayer] = Counter()
     for layer in layers:
         counts[replace(layer, block="", repeats=1)] += layer.repeats
@@ -149,9 +149,9 @@ def distinct(layers: Iterable[LinearLayer]) -> list[LinearLayer]:
 def grid_memory_of(model: Model, grids: Grids, options: Options) -> dict[str, Numbers]:
     """Bytes of one device by part, per grid.
 
-    What is kept for the backward pass is dealt to layers in proportion to their inputs, and cut
-    as those are: by data, by z, and by y, or x in a transposed layer. With recomputation, of each
-    block the input of its first layer is kept, and the rest of one block.
+    Bytes kept for the backward pass are divided among layers in proportion to their inputs, and
+    sharded like these: over data, z, and y (x in a transposed layer). With recomputation, the input
+    of each block's first layer is kept, and one block's other values.
     """
     gx, gy, gz, gdata = grids.astype(np.float64).T
     shards = [layer.repeats * layer.weights / (gx * gy) for layer in model.layers]
@@ -202,9 +202,9 @@ def _fitting(
         parts = ", ".join(f"{part} {gib(size[least])}" for part, size in memory.items())
         x, y, z, data = grids[least]
         raise PlanError(
-            f"no grid of {devices} devices fits: the smallest shortfall is "
-            f"{gib(total[least] - capacity)} GiB, of x={x},y={y},z={z},data={data}, whose "
-            f"GiB on a device of {gib(capacity)} are {parts}; use more devices, "
+            f"no grid of {devices} devices fits into memory. Nearest is "
+            f"x={x},y={y},z={z},data={data}, which needs {gib(total[least] - capacity)} GiB more "
+            f"than the {gib(capacity)} GiB of a device ({parts}); use more devices, "
             "checkpointing, or a smaller batch."
         )
     return fits
@@ -219,7 +219,7 @@ def links_of(
 
     @cache
     def ring(inside: int, size: int) -> tuple[float, float]:
-        """Seconds per element, and per step, of rings of devices `inside` ranks apart."""
+        """Seconds per element and per step of a ring of `size` devices, `inside` ranks apart."""
         if size == 1:
             return 0.0, 0.0
         mesh = Mesh(outer=devices // (inside * size), ring=size, inner=inside)

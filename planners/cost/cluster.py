@@ -22,7 +22,7 @@ Points = tuple[tuple[float, float], ...]
 
 
 class ClusterError(ValueError):
-    """A cluster description that is wrong; the message says where and what to write."""
+    """Raised for a wrong cluster description; the message says where and what to write."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class DeviceType:
 
 @dataclass(frozen=True)
 class Island:
-    """Neighbours within a node that a faster link joins, such as a pair of GPUs on NVLink.
+    """Neighbouring devices within a node that a faster link joins, such as pairs of GPUs on NVLink.
 
-    Devices are dealt to islands in order. The bandwidth is that of one device, one direction.
+    Devices are assigned to islands in order. The bandwidth is one device's, one direction.
     """
 
     devices: int
@@ -87,10 +87,11 @@ class MeasuredRing:
 class NodeType:
     """Group of `count` equal nodes.
 
-    device: name of their device type. devices: number on each node. bandwidth_bytes_s, latency_s:
-    of a device's link to the others of its node, one direction. islands: faster links between
-    neighbours, smallest island first. rings: measured rings; they take precedence over the links.
-    nics: network adapters (NICs) of a node. nic_bandwidth_bytes_s: of each NIC, one direction.
+    device: name of the nodes' device type. devices: number on each node. bandwidth_bytes_s,
+    latency_s: a device's link to the others of its node, one direction. islands: faster links
+    between neighbours, smallest island first. rings: measured bandwidths of rings of devices, which
+    take precedence over the links. nics: number of network adapters (NICs) of a node.
+    nic_bandwidth_bytes_s: bandwidth of each NIC, one direction.
     """
 
     device: str
@@ -158,7 +159,7 @@ class Cluster:
     collectives: tuple[CollectiveTimes, ...] = ()
 
     def slowdown_beside(self, *, is_inside: bool) -> float:
-        """Factor on the time of compute during a message. is_inside: it stays within a node."""
+        """Factor on compute time during a message. is_inside: the message stays within a node."""
         return (is_inside and self.node_overlap_slowdown) or self.overlap_slowdown
 
     def message_work_s(self, size_bytes: float) -> float:
@@ -191,7 +192,7 @@ class Cluster:
         return self._node_list[node]
 
     def place(self, rank: int) -> tuple[int, int]:
-        """Index of a rank's node, and of its device on that node. Raises ClusterError without."""
+        """A rank's node, and the index of its device on the node. ClusterError if there is none."""
         if not 0 <= rank < self.num_devices:
             raise ClusterError(
                 f"cluster '{self.name}' has {self.num_devices} devices and no rank {rank}; use a "
@@ -204,7 +205,7 @@ class Cluster:
         return node, device - self._first_ranks[node]
 
     def device_types(self, num_ranks: int) -> list[DeviceType]:
-        """The distinct types among the devices of the first `num_ranks` ranks."""
+        """The distinct device types of the first `num_ranks` ranks."""
         names: dict[str, None] = {}
         left = num_ranks
         for node in self.nodes:
@@ -223,7 +224,8 @@ class Cluster:
             )
 
     def graph(self) -> networkx.Graph[str]:
-        """The topology: devices, nodes and the network's switch; edges carry `bandwidth_bytes_s`.
+        """The topology as a graph of devices, nodes and the network switch; edges carry
+        `bandwidth_bytes_s`.
 
         Names are `device 3`, `node 0`, `node 0 island 1` (per size of island) and `network`.
         """
@@ -250,7 +252,7 @@ class Cluster:
 
 
 def interpolate(points: Points, x: float) -> float:
-    """Return the curve's y at `x` > 0; beyond either end, the y of that end."""
+    """The y of a curve at `x` > 0; beyond either end of the curve, the y of that end."""
     index = bisect_left(points, (x,))
     if index == 0:
         return points[0][1]
@@ -306,7 +308,7 @@ def on_devices(cluster: Cluster, devices: Sequence[int]) -> PlacedCluster:
 
 
 def likeness(cluster: PlacedCluster) -> Hashable:
-    """Key that is equal for two clusters whose ranks are connected alike, on whichever nodes."""
+    """Key that is equal for two clusters whose ranks are connected alike, on whatever nodes."""
     places = [cluster.place(rank) for rank in range(cluster.num_devices)]
     numbers = {node: index for index, node in enumerate(dict.fromkeys(node for node, _ in places))}
     return tuple((numbers[node], cluster.node_type(node), place) for node, place in places)

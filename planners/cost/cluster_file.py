@@ -91,7 +91,7 @@ def parse_cluster(text: str, name: str = "<cluster>") -> Cluster:
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
         raise ClusterError(f"{where}: not YAML: {error.problem}.") from error
     except RecursionError as error:
-        raise ClusterError(f"{name}: too many brackets within each other for a cluster.") from error
+        raise ClusterError(f"{name}: brackets are nested too deeply for a cluster.") from error
     except (yaml.YAMLError, ValueError) as error:  # characters, dates and the like that are none
         raise ClusterError(f"{name}: not YAML: {' '.join(str(error).split())}.") from error
     table = _mapping(data, name)
@@ -188,8 +188,8 @@ class _Reader:
                 )
         if cluster.num_devices > MOST_DEVICES:
             raise ClusterError(
-                f"{self.name}: nodes: found {cluster.num_devices} devices, expected at most "
-                f"{MOST_DEVICES}; write how many there are."
+                f"{self.name}: the nodes have {cluster.num_devices} devices in all, expected at "
+                f"most {MOST_DEVICES}; correct 'count' or 'devices' of the nodes."
             )
         return cluster
 
@@ -201,7 +201,7 @@ class _Reader:
                 f"some of {', '.join(DTYPES)}."
             )
         if not device.flops:
-            raise ClusterError(f"{where}: found nothing; write {WHAT_TO_WRITE['flops']}.")
+            raise ClusterError(f"{where}: no peak FLOP/s is given; write {WHAT_TO_WRITE['flops']}.")
 
     def check_node(self, cluster: Cluster, node: NodeType, where: str) -> None:
         if node.device not in cluster.devices:
@@ -227,8 +227,8 @@ class _Reader:
         for key in table:
             if key not in known:
                 raise ClusterError(
-                    f"{where}: unknown field '{key}'; {did_you_mean(str(key), known)}"
-                    f"it has {', '.join(known)}."
+                    f"{where}: the field '{key}' is unknown; {did_you_mean(str(key), known)}the "
+                    f"fields are {', '.join(known)}."
                 )
         types = get_type_hints(kind)
         values: dict[str, Any] = {}
@@ -305,14 +305,14 @@ class _Reader:
         no_share = next((y for _, y in points if not 0 < y <= 1), None)
         if where.endswith("efficiency") and no_share is not None:
             raise ClusterError(
-                f"{where}: found a share of {no_share:g}, expected more than 0 and at most 1, the "
-                "peak of 'flops'; write shares of the peak, such as 0.8 for 80%, or a higher peak."
+                f"{where}: a point has efficiency {no_share:g}, expected a fraction of the peak "
+                "in 'flops', above 0 and at most 1, such as 0.8; correct it, or raise the peak."
             )
         return tuple(points)
 
     def each(self, kind: Any, value: object, where: str) -> tuple[Any, ...]:
         if not isinstance(value, list) or not value:
             shown = _shown(cast(object, value))
-            raise ClusterError(f"{where}: found {shown}, expected a list of one or more.")
+            raise ClusterError(f"{where}: found {shown}, expected a list of at least one entry.")
         entries = enumerate(cast("list[object]", value))
         return tuple(self.read(kind, entry, f"{where}[{index}]") for index, entry in entries)

@@ -19,7 +19,8 @@ def asked_degrees(mesh: Mesh | None, axes: Sequence[str], planner: str) -> dict[
     unknown = [name for name, size in sizes.items() if name not in axes and size > 1]
     if unknown:
         raise PlanError(
-            f"the mesh has an axis '{unknown[0]}', but '{planner}' plans {', '.join(axes)}; "
-            f"{did_you_mean(unknown[0], axes)}name the axes so, or give no mesh."
+            f"the mesh has an axis '{unknown[0]}', but planner '{planner}' plans the axes "
+            f"{', '.join(axes)} only; {did_you_mean(unknown[0], axes)}rename the axis, or give "
+            "no mesh."
         )
     return sizes

@@ -28,11 +28,12 @@ HOST_LINK = "host"
 
 @dataclass(frozen=True)
 class Ring:
-    """Ring of a collective over mesh axes; the slowest of its groups stands for all.
+    """The ring of a collective over mesh axes; the slowest of its groups counts for all.
 
-    ranks: number in each group. nodes: the most that a group spans. bandwidth_bytes_s, latency_s:
-    of the slowest hop, where the flows of all groups that cross a NIC share its bandwidth. flows:
-    number of flows that share the busiest NIC. links: kinds of links used, such as NODE_LINK.
+    ranks: number of ranks in a group. nodes: the most nodes that a group spans. bandwidth_bytes_s,
+    latency_s: of the slowest hop, where the flows of all groups that cross a NIC share its
+    bandwidth. flows: number of flows that share the busiest NIC. links: kinds of links used, such
+    as NODE_LINK.
     """
 
     ranks: int
@@ -44,10 +45,8 @@ class Ring:
 
 
 def ring_of(cluster: Cluster, mesh: Mesh, axes: Sequence[str], *, all_pairs: bool = False) -> Ring:
-    """Build the ring over `axes`. all_pairs: each rank sends to all others, as in all-to-all.
-
-    A ring visits its ranks in ascending order, so that it enters and leaves each node once.
-    """
+    """Build the ring over `axes`. all_pairs: each rank sends to all others, as in all-to-all. A
+    ring visits its ranks in ascending order, so that it enters and leaves each node once."""
     wide = [axis for axis in axes if mesh.size(axis) > 1]
     groups = [sorted(group) for group in mesh.groups(wide)]
     hops = [hop for group in groups for hop in _hops(group, all_pairs)]
@@ -76,9 +75,10 @@ Nic = tuple[Literal["out", "in"], int]
 
 @dataclass(frozen=True)
 class Transfer:
-    """Point-to-point messages that are sent at the same time.
+    """Point-to-point messages sent at the same time.
 
-    bandwidth_bytes_s, latency_s: of the slowest message. nics: directions of NICs in use.
+    bandwidth_bytes_s, latency_s: of the slowest message. nics: (node, direction) of the NICs in
+    use.
     """
 
     bandwidth_bytes_s: float
@@ -87,7 +87,7 @@ class Transfer:
 
 
 def transfer_of(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> Transfer:
-    """Messages from the first rank of each pair to the second; they share NICs' bandwidth."""
+    """Price messages, each from a pair's first rank to its second, that share NICs' bandwidth."""
     hops = hops_at_once(cluster, pairs)
     nodes = [(cluster.place(left)[0], cluster.place(right)[0]) for left, right in pairs]
     crossing = [(left, right) for left, right in nodes if left != right]
@@ -100,10 +100,11 @@ def transfer_of(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> Transfer:
 
 
 def hops_at_once(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
-    """Bandwidth (bytes/s) and latency (s) of each message, all being sent at the same time.
+    """Bandwidth (bytes/s) and latency (s) of each message while all are sent at the same time.
 
-    pairs: (sender, receiver). Messages that leave or enter one node share its NICs; a message
-    from a rank to itself is free."""
+    pairs: (sender, receiver). Messages that leave or enter one node share its NICs; a message from
+    a rank to itself is free.
+    """
     nodes = [(cluster.place(left)[0], cluster.place(right)[0]) for left, right in pairs]
     leaving = Counter(left for left, right in nodes if left != right)
     entering = Counter(right for left, right in nodes if left != right)

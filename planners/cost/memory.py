@@ -36,11 +36,11 @@ _PART_OF_KIND = {"param": "parameters", "buffer": "buffers", "input": "inputs", 
 
 @dataclass(frozen=True)
 class Memory:
-    """The most bytes that live at once, and their parts at that moment.
+    """The peak bytes of a program, and their parts at the peak.
 
-    Views share the memory of what they view; a value is freed after its last use, arguments and
-    results never. The part `communication` holds the results of collectives in flight. host_bytes:
-    the most that the step keeps in host memory at once, counted separately.
+    Views share the memory of the value that they view; a value is freed after its last use,
+    arguments and results never. The part `communication` holds the results of collectives in
+    flight. host_bytes: the peak of host memory, counted separately.
     """
 
     peak_bytes: int
@@ -90,8 +90,8 @@ def check_plan_precision(precision: str) -> None:
     if precision not in PRECISIONS:
         shown = ", ".join(filter(None, PRECISIONS))
         raise ValueError(
-            f"precision is '{precision}'; use one of {shown}, or leave it out to take the "
-            "parameters' own."
+            f"precision '{precision}' is unknown; use one of {shown}, or leave it out to compute "
+            "in the dtypes of the parameters."
         )
 
 
@@ -117,7 +117,7 @@ def state_bytes(
 
 
 def is_mixed(itemsize: int, precision: str) -> bool:
-    """Tell whether parameters of `itemsize` bytes an element are trained in mixed precision."""
+    """Whether parameters with `itemsize` bytes per element are trained in mixed precision."""
     return precision.endswith("-mixed") or (not precision and itemsize == 2)
 
 
@@ -195,7 +195,7 @@ def _land(
 
 
 def storages_of(program: Program) -> tuple[dict[SSAValue, Storage], list[list[Storage]]]:
-    """Return the storage of each value, and for each op the storages that it allocates."""
+    """Map each value to its storage; also list, for each op, the storages that it allocates."""
     mesh = program.mesh
     storages: dict[SSAValue, Storage] = {}
     for slot in program.arguments:

@@ -53,12 +53,12 @@ Kind = Literal["compute", "view", "collective", "start", "wait", "message"]
 
 
 def kind_of(op: Operation) -> Kind:
-    """Classify an op by where its time goes.
+    """Classify an op by how it takes time.
 
-    compute: on the device. view: not at all, its results share their operand's memory.
-    collective: the device waits for it, or for a copy to or from the host. start: it runs beside
-    the device until the `wait` for it.
-    message: between stages; what it takes depends on where these are (`pipeline/runs.py`).
+    compute: on the device. view: no time, as its results share the operand's memory. collective:
+    the device waits for it, or for a copy to or from the host. start: it runs beside the device
+    until the `wait` for it. message: between stages; its time depends on their devices
+    (`pipeline/runs.py`).
     """
     kind = _kind_of_class(type(op))
     return "view" if kind == "compute" and is_view(op) else kind
@@ -202,7 +202,7 @@ class CostModel:
         return seconds
 
     def ring_time_s(self, kind: str, ring: Ring, operand_bytes: float, sent: float) -> float:
-        """Seconds of a collective on `ring`. operand_bytes, sent: bytes that a rank has, sends."""
+        """Seconds of a collective on `ring`. operand_bytes, sent: bytes a rank has, and sends."""
         for table in self.cluster.collectives:
             if (table.kind, table.ranks, table.nodes) == (kind, ring.ranks, ring.nodes):
                 return time_at(table.points, max(1, operand_bytes * ring.flows))
@@ -246,8 +246,8 @@ class CostModel:
 def _host_bandwidth(device: DeviceType) -> float:
     if not device.host_bandwidth_bytes_s:
         raise ClusterError(
-            f"device '{device.name}' says nothing of its link to the host, on which values are "
-            "offloaded; add 'host_bandwidth_bytes_s', such as 25GB/s."
+            f"the plan offloads values to the host, but device '{device.name}' has no bandwidth "
+            "to its host; add 'host_bandwidth_bytes_s' to the device, such as 25GB/s."
         )
     return device.host_bandwidth_bytes_s
 
@@ -299,7 +299,7 @@ def _peak(op: Operation, device: DeviceType) -> float:
     peak = device.flops.get(dtype)
     if peak is None:
         raise ValueError(
-            f"device '{device.name}' has no FLOP/s for {dtype}, which {op.name} computes in (it "
-            f"has {', '.join(device.flops)}); add '{dtype}' to its 'flops'."
+            f"op {op.name} computes in {dtype}, but device '{device.name}' has no peak FLOP/s "
+            f"for that dtype (only for {', '.join(device.flops)}); add '{dtype}' to its 'flops'."
         )
     return peak

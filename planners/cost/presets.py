@@ -22,11 +22,12 @@ def preset_names() -> list[str]:
 
 
 def find_cluster(cluster: Cluster | str | Path) -> Cluster:
-    """A cluster from itself, a preset's name or the path of a YAML file.
+    """Return `cluster` if it is a Cluster, else load it: a preset's name, or the path of a YAML
+    file.
 
-    A preset may carry options: `testbed:rate=250mbit` sets what a NIC carries,
-    `h100-pod:nodes=16` how many nodes there are of each type. Presets joined by `+` are one cluster
-    of all their nodes: `dgx-a100:nodes=2+dgx-v100:nodes=2`. Raises ClusterError.
+    A preset may carry options: `testbed:rate=250mbit` sets a NIC's bandwidth, `h100-pod:nodes=16`
+    the number of nodes of each type. Presets joined by `+` are one cluster of all their nodes:
+    `dgx-a100:nodes=2+dgx-v100:nodes=2`. Raises ClusterError.
     """
     if isinstance(cluster, Cluster):
         return cluster
@@ -47,7 +48,8 @@ def find_cluster(cluster: Cluster | str | Path) -> Cluster:
         raise ClusterError(
             f"cluster '{name}' is neither a preset nor a file; "
             f"{did_you_mean(name, preset_names())}the presets are {', '.join(preset_names())}. "
-            "For another machine write a file: docs/clusters.md, 'Writing one', has one to copy."
+            "For another machine write a cluster file, from the example in docs/clusters.md "
+            "('Writing one')."
         )
     preset = _preset(name)
     for option in filter(None, options.split(",")):
@@ -57,16 +59,14 @@ def find_cluster(cluster: Cluster | str | Path) -> Cluster:
 
 def _joined(names: str) -> Cluster:
     """Join the nodes of several presets into one cluster, with the slowest network of them all.
-
-    Collective times that were measured on one of the presets are dropped.
-    """
+    Collective times that were measured on one of the presets are dropped."""
     parts = [find_cluster(name.strip()) for name in names.split("+")]
     devices: dict[str, DeviceType] = {}
     for name, device in (pair for part in parts for pair in part.devices.items()):
         if devices.setdefault(name, device) != device:
             raise ClusterError(
-                f"cluster '{names}': two of its presets have different devices named '{name}'; "
-                "write a file in which each has its own name."
+                f"clusters '{names}' cannot be joined: they define different devices of one "
+                f"name, '{name}'; write a cluster file in which each device has its own name."
             )
     first = parts[0]
     slowest = {
@@ -109,9 +109,9 @@ def _of_file(path: str | Path) -> Cluster:
         return load_cluster(path)
     except OSError as error:
         raise ClusterError(
-            f"cluster '{path}' cannot be read: {error.strerror}; give the path of another file "
-            f"(a relative one begins where the command runs, that of a plan's 'cluster' too), or a "
-            f"preset: {', '.join(preset_names())}."
+            f"cluster file '{path}' cannot be read: {error.strerror}; give the path of a file, "
+            f"or a preset: {', '.join(preset_names())}. A relative path, also the one in a "
+            "plan's 'cluster', starts in the working directory."
         ) from error
 
 
@@ -125,8 +125,8 @@ def _with_option(cluster: Cluster, option: str, text: str) -> Cluster:
     number = quantity(value, "bytes" if key == "rate" else "")
     if key not in OPTIONS or not number:
         raise ClusterError(
-            f"cluster '{text}': found '{option}', expected rate=RATE (of a NIC, such as 250mbit) "
-            "or nodes=COUNT (1 or more)."
+            f"cluster '{text}': option '{option}' is unknown; use rate=RATE (bandwidth of a NIC, "
+            "such as 250mbit) or nodes=COUNT (1 or more)."
         )
     if key == "rate" and value.removesuffix("/s")[-1].isdigit():
         raise ClusterError(
@@ -139,8 +139,8 @@ def _with_option(cluster: Cluster, option: str, text: str) -> Cluster:
         per_node = max(1, *(node.devices for node in cluster.nodes))
         if not (1 <= number <= MOST_DEVICES / per_node / len(cluster.nodes) and number % 1 == 0):
             raise ClusterError(
-                f"cluster '{text}': {option} is no whole number of nodes from 1 on, or makes more "
-                f"than {MOST_DEVICES:,} devices."
+                f"cluster '{text}': {option} must be a whole number of 1 or more, and the "
+                f"cluster can have at most {MOST_DEVICES:,} devices."
             )
         nodes = [replace(node, count=int(number)) for node in cluster.nodes]
     return replace(cluster, name=f"{cluster.name}:{option}", nodes=tuple(nodes))

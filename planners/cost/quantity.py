@@ -48,8 +48,8 @@ def memory_size(text: str) -> float:
     if size < LEAST_PLAIN_BYTES and not re.search("[a-z]$", text.strip(), re.IGNORECASE):
         unit = "GiB" if size <= 1024 else "MiB"
         raise ValueError(
-            f"memory is '{text}', without a unit: {size:g} bytes; write {text.strip()}{unit}, "
-            f"or {text.strip()}B if it is that little."
+            f"memory is '{text}', without a unit, which means {size:g} bytes; write "
+            f"{text.strip()}{unit}, or {text.strip()}B for so few bytes."
         )
     return size
 
@@ -71,8 +71,8 @@ def _scale(word: str, unit: str) -> float | None:
 
 
 def counted(count: int, noun: str, verb: str = "") -> str:
-    """1 and `point` -> `1 point`; 3, `point of it` and `was` -> `3 points of it were`; so with
-    verbs in s, as `needs`."""
+    """Count a noun: `1 point`, `3 points`; with verb `was`, `1 point was`, `3 points were`. Verbs
+    in s, as `needs`, work too."""
     if count == 1:
         return f"1 {noun} {verb}".rstrip()
     head, of, tail = noun.partition(" of ")
@@ -82,7 +82,7 @@ def counted(count: int, noun: str, verb: str = "") -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """0.0123 -> `12.30 ms`; below a tenth of a millisecond in microseconds, to three digits."""
+    """Format seconds: 0.0123 as `12.30 ms`; below a tenth of a millisecond in microseconds."""
     if 0 < seconds < 1e-4:
         return f"{seconds * 1e6:.3g} us"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.3f} s"
@@ -104,6 +104,6 @@ def memory_text(needed: float, there: float) -> str:
 
 
 def gib(size_bytes: float) -> str:
-    """Format bytes as a number of GiB, to two decimals or, if it is small, two digits."""
+    """Format bytes as a number of GiB, to two decimals or, if that is small, two digits."""
     size = size_bytes / GIB
     return f"{size:.2f}" if abs(size) >= 0.1 or size == 0 else f"{size:.2g}"

@@ -38,10 +38,10 @@ class BlockWork:
     name: of the repeated block, or of its first layer. layers: names of all its layers. forward_s,
     backward_s: compute by device type (recomputation counts as backward). parameter_bytes:
     parameters first used in this block. kept_bytes: activations kept for the backward pass.
-    crossing_bytes: activations that this and earlier blocks hand to later ones. workspace_bytes:
-    what its largest op reads and writes besides parameters and inputs. communication_s: its
-    collectives and their starts, run one after another, by mesh axes and phase. issued: number of
-    ops and messages that the host issues in the forward pass, and in the rest of the step.
+    crossing_bytes: activations that this and earlier blocks pass to later blocks. workspace_bytes:
+    bytes that its largest op reads and writes besides parameters and inputs. communication_s: its
+    collectives and their starts, one after another, by mesh axes and phase. issued: number of ops
+    and messages that the host issues in the forward pass, and in the rest of the step.
     """
 
     name: str
@@ -58,7 +58,7 @@ class BlockWork:
 
     @property
     def plan_names(self) -> tuple[str, ...]:
-        """Names of the block in a plan: its own, or those of its layers."""
+        """Names of the block in a plan: its own name, or the names of its layers."""
         return (self.name,) if self.is_repeated else self.layers
 
 
@@ -147,14 +147,16 @@ def parameter_dtype(program: Program) -> torch.dtype:
 
 
 def batch_of(program: Program) -> int:
-    """Batch size of a step: gcd of the inputs' first dims. Raises PlanError without one."""
+    """Batch size of a step: gcd of the inputs' first dims. PlanError if no input has a dim."""
     sizes = [
         shape[0]
         for slot in program.arguments
         if slot.kind == "input" and (shape := shape_of(slot.value))
     ]
     if not sizes:
-        raise PlanError("the program has no input with a batch to divide; plan it with 'megatron'.")
+        raise PlanError(
+            "no input of the program has a batch dim that could be divided; plan with 'megatron'."
+        )
     return math.gcd(*sizes)
 
 

@@ -12,7 +12,7 @@ from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.literals import to_attribute
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.mesh.placement import Placement, Sharding
+from shardweave.ir.mesh.placement import Placement, Sharding, is_even
 from shardweave.ir.program.program import PART, PARTS, USED, Program
 from shardweave.ir.sharding.flow import check_not_propagated
 from shardweave.passes.program_pass import PassOnProgram
@@ -92,7 +92,7 @@ def _annotate_projections(plan: Plan, program: Program) -> None:
 
 
 def zero_axes(program: Program) -> tuple[str, ...]:
-    """Axes that ZeRO shards over: data and those that shard the batch, except "replica"."""
+    """Axes that ZeRO shards over: "data", and axes that shard the batch except "replica"."""
     axes = {DATA_AXIS, *_batch_axes(program)} - {REPLICA_AXIS}
     return tuple(axis.name for axis in program.needed_mesh().space_axes if axis.name in axes)
 
@@ -117,8 +117,8 @@ def _divide_parameters(program: Program, mesh: Mesh, used: Collection[int]) -> N
     axes = zero_axes(program)
     if not axes and mesh.num_devices > 1:
         raise PlanError(
-            f"the plan asks for ZeRO, which divides over axis '{DATA_AXIS}', but the mesh is "
-            f"{mesh}; give it such an axis, or set zero to 0."
+            f"the plan asks for ZeRO, which divides parameters over the axis '{DATA_AXIS}', but "
+            f"the mesh {mesh} has no such axis; add the axis to the mesh, or set zero to 0."
         )
     stored: dict[int, ShardingAttr] = {}
     read: dict[int, ShardingAttr] = {}
@@ -139,13 +139,17 @@ def _divide_parameters(program: Program, mesh: Mesh, used: Collection[int]) -> N
 def divided_over(
     sharding: Sharding, shape: Sequence[int], axis: str, mesh: Mesh
 ) -> Sharding | None:
-    """Shard further over `axis`, along the first dim that divides; None if no dim does."""
+    """Shard further over `axis`, along the first dim that divides; None if no dim does.
+
+    A dim that other axes shard unevenly is left, since DTensor stores no finer shards of it.
+    """
     size = mesh.size(axis)
     if 0 in shape:
         return None
     for dim, placements in enumerate(sharding.dims):
         stride = min((p.stride for p in placements), default=shape[dim])
-        if axis not in sharding.axes and stride % size == 0:
+        is_free = axis not in sharding.axes and is_even(placements, shape[dim])
+        if is_free and stride % size == 0:
             return sharding.with_dim(dim, (*placements, Placement(axis, size, stride // size)))
     return None
 
@@ -172,7 +176,8 @@ def _annotate_layers(plan: Plan, program: Program, mesh: Mesh) -> None:
             missing.discard(key)
     for key in sorted(missing):
         raise PlanError(
-            f"layer '{key}' has no output with as many dims as sharding {plan.activations[key]}."
+            f"the plan shards activations of layer '{key}' as {plan.activations[key]}, but no "
+            "output of the layer has that number of dims; give one {...} per dim."
         )
 
 
@@ -222,7 +227,9 @@ class ApplyPlanPass(PassOnProgram):
 
     def run(self, program: Program) -> None:
         if bool(self.file) == bool(self.json):
-            raise ValueError('give one of file="plan.json" and json="...".')
+            raise ValueError(
+                'apply-plan needs one of file="plan.json" and json="..."; give exactly one.'
+            )
         check_not_propagated(program, self.name)
         annotate_shardings(
             Plan.load(self.file) if self.file else Plan.from_json(self.json), program

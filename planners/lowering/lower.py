@@ -28,7 +28,7 @@ Passes = Iterable[ModulePass | str]
 
 
 def local_program(program: Program, plan: Plan) -> Program:
-    """Lower to the program of each rank, unverified. Raises ValueError if the plan does not fit."""
+    """Lower a program by a plan to the program of each rank, unverified. ValueError if misfit."""
     return lowered(program, plan, PlanPasses.of(plan).passes)
 
 
@@ -41,10 +41,9 @@ take about 50 MB each."""
 class Lowerings:
     """Cache of the local programs of one global program, which plans may share.
 
-    Plans that differ only in recomputation, offloading, cuts into stages and orders of messages
-    and micro-batches share a partition; those that differ only in the order of messages also share
-    the program that is cut into stages.
-    The cache keeps the `most` programs that were used last; None: all.
+    Plans that differ only in recomputation, offloading, cuts into stages and orders of messages and
+    micro-batches share a partition; plans that differ only in the order of messages also share the
+    staged program. The cache keeps the `most` programs used last; None: all.
     """
 
     program: Program
@@ -64,7 +63,7 @@ class Lowerings:
         return self._remembered(key, lambda: self._lowered(plan, PlanPasses.of(plan).finishing))
 
     def blocking(self, plan: Plan) -> Program:
-        """Cached local program that waits for each message at once, if the plan has no schedule."""
+        """Cached local program of a plan without its schedule: each message is waited for."""
         plan = _bare(plan)
         if plan.schedule:
             return self.local(plan)

@@ -112,10 +112,8 @@ def _with_other_layers(
 
 
 def in_one_micro_batch(plan: Plan, mesh: Mesh) -> Plan:
-    """Change a pipeline's plan to one micro-batch (the whole batch) and derived passes.
-
-    Raises PlanError if its schedule has no such order, for example for stages at several ranks.
-    """
+    """Change a pipeline's plan to one micro-batch (the whole batch) and derived passes. Raises
+    PlanError if its schedule has no such order, for example for stages at several ranks."""
     assert plan.pipeline is not None
     return replace(
         plan, pipeline=fewer_micro_batches(plan.pipeline, 1, 1, mesh.num_stages), passes=""

@@ -61,8 +61,9 @@ class PlanPasses:
         asked = _names(derived) - _names(_derived(Plan())) - _names(listed)
         if asked:
             raise PlanError(
-                f"the plan's passes lack '{min(asked)}', which its other fields ask for; add it to "
-                f"'passes', or change those fields. They ask for: {PassPipeline(derived)}"
+                f"the plan's 'passes' do not include '{min(asked)}', which its other fields "
+                "need; add that pass, or change those fields. The plan's fields need: "
+                f"{PassPipeline(derived)}"
             )
         return PlanPasses(listed)
 
@@ -93,22 +94,19 @@ class PlanPasses:
 
 
 def plan_passes(plan: Plan) -> list[ModulePass]:
-    """All passes of a plan, from a global program on a mesh to the local one."""
+    """All passes of a plan, which turn a global program on a mesh into the local program."""
     return [ApplyPlanPass.of(plan), *PlanPasses.of(plan).passes]
 
 
 def passes_before(plan: Plan) -> list[ModulePass]:
-    """The passes of a plan up to the local program that waits for every message."""
+    """The plan's passes up to the local program in which every message blocks."""
     parts = PlanPasses.of(plan)
     return [ApplyPlanPass.of(plan), *parts.partitioning, *parts.recomputation]
 
 
 def passes_after(plan: Plan, names: Collection[str] = ()) -> list[ModulePass]:
-    """The passes of a plan that join, start and order messages.
-
-    names: passes that a user ran before these; they are not repeated, and none remain once
-    messages were started or ordered.
-    """
+    """The passes of a plan that join, start and order messages. names: passes that a user ran
+    before these; they are not repeated, and none remain once messages were started or ordered."""
     if not {"start-collectives", "overlap-communication"}.isdisjoint(names):
         return []
     return [each for each in PlanPasses.of(plan).finishing if each.name not in names]
@@ -184,8 +182,8 @@ def _recomputation(plan: Plan) -> list[ModulePass]:
 def _finishing(plan: Plan) -> list[ModulePass]:
     if plan.schedule == "list" and not plan.cluster:
         raise PlanError(
-            "the plan's schedule 'list' orders ops for a cluster, and the plan names none; "
-            "give 'cluster', a preset's name or a file, or another schedule."
+            "the plan's schedule 'list' orders ops for a cluster, but the plan names no cluster; "
+            "set 'cluster' to a preset's name or a file, or use another schedule."
         )
     schedule = plan.schedule or DEFAULT_SCHEDULE
     cluster = {"cluster": plan.cluster} if plan.schedule and plan.cluster else {}

@@ -26,9 +26,10 @@ from shardweave.planners.structure.structure import parallel_pairs
 
 @dataclass(frozen=True)
 class ExpertCut:
-    """Cuts of parameters over the axis of experts.
+    """Shardings of parameters over the expert axis.
 
-    stacked: the linear maps whose features are those of so many experts, one after another.
+    stacked: linear maps whose output features are several experts' one after another, and the
+    number of experts.
     """
 
     parameters: dict[SSAValue, Cut] = field(default_factory=dict[SSAValue, Cut])
@@ -37,7 +38,7 @@ class ExpertCut:
 
 
 def expert_cut(program: Program, mesh: Mesh, axis: str) -> ExpertCut:
-    """Return the cuts of the experts' parameters over `axis`; notes if it cuts nothing."""
+    """Shard the experts' parameters over `axis`; the result has notes if nothing can be sharded."""
     if axis not in mesh.names or mesh.size(axis) == 1:
         return ExpertCut()
     size = mesh.size(axis)
@@ -80,10 +81,8 @@ def _is_of_experts(linear: LinearMap) -> bool:
 
 
 def _expert_maps(program: Program, axis: str, size: int) -> Iterator[tuple[LinearMap, int]]:
-    """Yield the linear maps of experts, each with the number of features on the first device.
-
-    Their `produced` factor is that of the experts.
-    """
+    """Yield the linear maps of experts, each with the number of features on the first device. Their
+    `produced` factor is that of the experts."""
     for m in linear_maps(program):
         if not _is_of_experts(m) or _experts(m) < size:
             continue

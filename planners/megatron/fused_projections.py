@@ -23,11 +23,11 @@ from shardweave.planners.structure.structure import parallel_pairs, separable_ma
 
 @dataclass(frozen=True)
 class FusedCut:
-    """Cuts of parameters once some projections are split.
+    """Shardings of parameters once some fused projections are split.
 
-    parameters: the cuts of all of a program's. weights: those that are split, at the dim of their
-    outputs and into how many parts, with the cut of each part. uneven: the maps that stay whole
-    even so, and why.
+    parameters: the shardings of all parameters of the program. weights: for each split weight, at
+    the dim of its outputs, the sharding of each part. uneven: linear maps that stay replicated even
+    so, and why.
     """
 
     parameters: dict[SSAValue, Cut]
@@ -36,8 +36,9 @@ class FusedCut:
 
 
 def fused_cut(program: Program, axis: str, size: int, whole: Collection[AtenOp]) -> FusedCut | None:
-    """Return the cuts over an axis of `size` after splitting those fused projections among the
-    maps `whole` (otherwise replicated) whose parts can then be cut; None if there are none."""
+    """Shard parameters over an axis of `size` after splitting fused projections. Of the linear maps
+    `whole`, otherwise replicated, it splits those whose parts can then be sharded; None if there
+    are none."""
     weights: set[Place] = {
         projection.weight
         for op, count in fused_projections(program, whole).items()

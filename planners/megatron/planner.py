@@ -57,32 +57,31 @@ def plan_megatron(
     expert_load: float = 1.0,
 ) -> Plan:
     """Column- and row-parallel pairs on `tensor`, the batch on `data`, and on `replica` where the
-    mesh has it (further replicas, among which ZeRO divides nothing).
+    mesh has it (further replicas, over which ZeRO shards nothing).
 
-    Pairs are found by structure (`planners.structure.structure`); embeddings looked up by inputs,
-    and an output projection whose logits only meet sums and maxima, are sharded along the
-    vocabulary, and the loss is computed on the shards. Everything else is replicated. With
-    `sequence_parallel`, what lies between pairs is sharded along dim 1 over `tensor`: all-reduces
-    become a reduce-scatter and an all-gather, and norms run on shards.
+    Pairs are found by structure (`planners.structure.structure`). Embeddings looked up by inputs,
+    and an output projection whose logits are only read by sums and maxima, as in a cross entropy,
+    are sharded along the vocabulary, and the loss is computed on the shards. Everything else is
+    replicated. With `sequence_parallel`, values between pairs are sharded along dim 1 over
+    `tensor`: all-reduces become a reduce-scatter and an all-gather, and norms run on shards.
 
-    Where the mesh has an axis `context`, inputs are sharded along the sequence over it
+    If the mesh has an axis `context`, inputs are sharded along the sequence over it
     (`planners.megatron.sequence_cut`), and so is everything between them and the loss; attention
-    gathers keys and values, with `attention_parts` in so many parts that it merges
-    (`split-attention`).
+    gathers keys and values, in `attention_parts` parts whose results it merges (`split-attention`).
 
-    Where it has an axis `expert`, the weights of experts are sharded over it, each expert on one
-    device, and what is not of experts takes it for a part of `data`: each device has tokens of
-    its own, which travel to the experts and back (`planners.megatron.expert_cut`). Each device is
-    counted with `expert_load` times the rows of a balanced routing.
+    If the mesh has an axis `expert`, the weights of experts are sharded over it, each expert on one
+    device; all other layers treat the axis as a part of `data`. Each device then has tokens of its
+    own, which are sent to the experts and back (`planners.megatron.expert_cut`). Costs assume
+    `expert_load` times the rows of a balanced routing on each device.
 
-    Without a mesh, `tensor` takes the devices of a node of the cluster, the largest number of them
-    over which anything divides, and `data` the rest (AMP, Sec. 4.1, without stages).
+    Without a mesh, `tensor` gets the largest number of a node's devices that divides the sizes of
+    some parameter, and `data` the other devices (AMP, Sec. 4.1, without stages).
 
     Objective: none, it is a rule (Shoeybi et al. 2019; Korthikanti et al. 2022; stripes of the
-    sequence, Brandon et al. 2023). Exact on every mesh. What does not divide is sharded with
-    padding: more for the first devices than for the last; heads too, where there are more of
-    them than devices. Their weights are stored in plain shards, and gathered for use. What stays
-    replicated is noted. Time: a few walks over the program.
+    sequence, Brandon et al. 2023). Results equal the single-device program's on every mesh. Sizes
+    that do not divide are sharded with padding on the last devices; so are heads, if there are more
+    heads than devices. The weights of such heads are stored in contiguous shards and gathered for
+    use. Notes say what stays replicated. Time: a few walks over the program.
     """
     if mesh is None:
         assert cluster is not None, "who calls gives a mesh or a cluster"
@@ -247,10 +246,8 @@ def _cut_vocabulary(program: Program, tensor: str, mesh: Mesh, cuts: dict[SSAVal
 def _sequence(
     program: Program, mesh: Mesh, tensor: str, batch: Sequence[str], cut: SequenceCut
 ) -> tuple[dict[str, str], list[str]]:
-    """Shardings of the embeddings' outputs, from which the residual stream takes its own.
-
-    Also returns notes on those that cannot be cut.
-    """
+    """Shardings of the embeddings' outputs, from which the residual stream takes its own. Also
+    returns notes on those that cannot be cut."""
     outputs: dict[str, str] = {}
     notes: list[str] = []
     refused: set[str] = set()  # a layer may be looked up twice, by an encoder and a decoder

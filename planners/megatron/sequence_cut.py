@@ -23,14 +23,14 @@ SEQUENCE = 1
 
 @dataclass(frozen=True)
 class SequenceCut:
-    """Placements of a mesh axis on a program's sequences, by length of the sequence."""
+    """Placements of a mesh axis on the sequence dims of a program, by length of the sequence."""
 
     mesh: Mesh = field(default_factory=Mesh)
     placements: Mapping[int, Placement] = field(default_factory=dict[int, Placement])
     notes: tuple[str, ...] = ()
 
     def inputs(self, program: Program, given: Mapping[str, str]) -> dict[str, str]:
-        """Shardings of inputs: `given`, plus the sequence placement for inputs with a sequence."""
+        """Shardings of inputs: `given`, and the sequence's for inputs with a sequence dim."""
         inputs = dict(given)
         for slot in program.arguments:
             shape = shape_of(slot.value)
@@ -48,17 +48,17 @@ class SequenceCut:
 
 
 def sequence_cut(program: Program, mesh: Mesh, axis: str, parts: int = 1) -> SequenceCut:
-    """Cut a program's sequences over `axis`: those of embeddings and of fused attention.
+    """Shard a program's sequences over `axis`: those of embeddings and of fused attention.
 
-    In stripes, position p on device p % n, where attention is causal: the work is then the same on
-    all devices but for one row (Brandon et al. 2023, Striped Attention). So it is too where
-    attention merges several parts of the keys, of each of which every device holds some. Else in
-    plain shards. What does not divide stays whole, with a note.
+    Causal attention gets stripes, position p on device p % n, so that all devices have the same
+    work up to one row (Brandon et al. 2023, Striped Attention). So does attention that merges
+    several parts of the keys, of which every device must hold a piece. Other sequences get
+    contiguous shards. A length that does not divide stays replicated, with a note.
 
     Raises ValueError for fewer than one part.
     """
     if parts < 1:
-        raise ValueError(f"attention_parts={parts}; give at least 1.")
+        raise ValueError(f"attention_parts={parts}, expected a whole number of at least 1.")
     if axis not in mesh.names or mesh.size(axis) == 1:
         return SequenceCut(notes=_notes_on_unused(axis, parts))
     size = mesh.size(axis)

@@ -28,9 +28,10 @@ from shardweave.planners.structure.structure import Pair
 class ProgramBlock:
     """A block of a program.
 
-    enters: the value from the block before; for the first block, the input of its first pair, or
-    that pair's products. gradient: gradient of the value handed to the next block, which the next
-    block's backward pass computes; None for the last block, or if it cannot be told from others.
+    enters: the value from the previous block; for the first block, the input of its first pair, or
+    that pair's products. gradient: gradient of the value passed to the next block, which the next
+    block's backward pass computes; None for the last block, or if it cannot be told from other
+    values.
     """
 
     name: str
@@ -42,14 +43,12 @@ class ProgramBlock:
 
 
 def read_blocks(program: Program, pairs: Sequence[Pair]) -> list[ProgramBlock]:
-    """Find the blocks, in the order of the forward pass. Takes time linear in the ops.
-
-    pairs: those of the smallest degree that cuts anything. Raises ValueError if there are none.
-    """
+    """Find the blocks, in the order of the forward pass. Takes time linear in the ops. pairs: the
+    parallel pairs at the smallest degree that shards anything. ValueError if there are none."""
     if not pairs:
         raise ValueError(
-            "the program has no column- and row-parallel pair of linear maps that divides over "
-            "the tensor axis, so that there is no degree to choose; use planner 'replicated'."
+            "planner 'oases' has no tensor degree to choose: no column- and row-parallel pair of "
+            "linear maps in the program divides over the tensor axis; use planner 'replicated'."
         )
     forward, backward = (
         [op for op in ops if isinstance(op, AtenOp)] for ops in split_at_backward(program)
@@ -155,11 +154,9 @@ def _number_backward(
     activations: set[SSAValue],
     numbers: dict[Operation, int],
 ) -> None:
-    """Assign each backward op to the block whose activations it reads; else, of its gradients.
-
-    What block i hands on is read by the backward passes of both its neighbours, so that the last
-    of the blocks counts; and a sum of gradients belongs to the earlier one.
-    """
+    """Assign each backward op to the block whose activations it reads; else, of its gradients. What
+    block i hands on is read by the backward passes of both its neighbours, so that the last of the
+    blocks counts; and a sum of gradients belongs to the earlier one."""
     owners: dict[SSAValue, set[int]] = {}
     for slot in program.arguments:
         if slot.kind == "param":

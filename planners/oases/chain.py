@@ -57,11 +57,11 @@ class ChainBlock:
 
 @dataclass(frozen=True)
 class Chain:
-    """Blocks in the order of the forward pass, and the cost of changing degree between them.
+    """Blocks in the order of the forward pass, and the costs of changing degree between them.
 
-    gather_s[i][a][b]: seconds of the all-gather between block i at its choice a and block i + 1
-    at its choice b, in the forward pass if the degree grows, in the backward pass if it shrinks
-    (the other direction takes a slice, which is free); not read where the degrees are equal.
+    gather_s[i][a][b]: seconds of the all-gather between block i at its choice a and block i + 1 at
+    its choice b, in the forward pass if the degree grows, in the backward pass if it shrinks (the
+    other direction takes a slice, which is free); not read if the degrees are equal.
     """
 
     blocks: tuple[ChainBlock, ...]
@@ -72,7 +72,7 @@ class Chain:
         return tuple(b.choices[a].degree for b, a in zip(self.blocks, path, strict=True))
 
     def path(self, degrees: Sequence[int]) -> tuple[int, ...]:
-        """Path with these degrees, one a block. Raises ValueError if a block lacks its degree."""
+        """The path with these degrees, one per block. ValueError if a block lacks its degree."""
         pairs = zip(self.blocks, degrees, strict=True)
         return tuple([c.degree for c in block.choices].index(degree) for block, degree in pairs)
 
@@ -131,7 +131,7 @@ def chain_costs_of(
     unary: Sequence[Sequence[float]],
     edge_s: Callable[[DegreeOption, DegreeOption, float], float],
 ) -> ChainCosts:
-    """Build a chain's costs. edge_s: seconds of two neighbours' options and their gather."""
+    """Build `ChainCosts`. edge_s: seconds that depend on two neighbours' options."""
     edges: list[Matrix] = []
     for (before, after), gather in zip(pairwise(chain.blocks), chain.gather_s, strict=True):
         edges.append(
@@ -188,7 +188,7 @@ def _memory(chain: Chain) -> tuple[tuple[int, ...], ...]:
 
 
 def runs(degrees: Sequence[int]) -> str:
-    """Degrees as the paper writes them, `[2]*8 [4]*16`, in their order."""
+    """Write degrees as the paper does, in order: `[2]*8 [4]*16`."""
     counts: list[list[int]] = []
     for degree in degrees:
         if counts and counts[-1][0] == degree:
@@ -199,7 +199,7 @@ def runs(degrees: Sequence[int]) -> str:
 
 
 def no_fit(chain: Chain, path: Sequence[int], budget_bytes: float) -> PlanError:
-    """Error that no path fits. path: of least memory; the text gives its shortfall and parts."""
+    """Make the error that no path fits, with shortfall and parts. path: that of least memory."""
     parts = chain.memory_parts(path)
     shown = ", ".join(f"{name} {gib(size)}" for name, size in zip(MEMORY_PARTS, parts, strict=True))
     short = sum(parts) - budget_bytes

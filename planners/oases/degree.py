@@ -30,7 +30,8 @@ TIME_AXIS = "batch"
 
 
 def prime_factors(size: int) -> tuple[int, ...]:
-    """The prime factors of a size, the largest first, so that the smallest is innermost."""
+    """Prime factors of `size`, the largest first, so that the smallest varies fastest in the
+    mesh."""
     factors: list[int] = []
     factor = 2
     while size > 1:
@@ -43,8 +44,8 @@ def prime_factors(size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Axes:
-    """Axes that a plan uses. asked: the user's mesh. mesh: the same with the axis `tensor` factored
-    into the axes `digits`, of prime sizes."""
+    """Axes that a plan uses. asked: the user's mesh. mesh: the user's mesh with axis `tensor`
+    factored into the axes `digits`, whose sizes are prime."""
 
     asked: Mesh
     mesh: Mesh
@@ -55,11 +56,11 @@ class Axes:
 
     @staticmethod
     def of(mesh: Mesh, tensor: str, data: str, batch_split: int) -> Axes:
-        """The axes of a user's mesh. Raises ValueError if it has no tensor axis."""
+        """Make the `Axes` of a user's mesh. ValueError if the mesh has no axis `tensor`."""
         if tensor not in mesh.names:
             raise ValueError(
-                f"the mesh {mesh} has no axis '{tensor}' whose degrees could be chosen; add it, "
-                "as tensor=4, or name another with the option tensor."
+                f"the mesh {mesh} has no axis '{tensor}' for tensor parallelism; add the axis, "
+                "as tensor=4, or name another axis with the option tensor."
             )
         factors = prime_factors(mesh.size(tensor))
         if len(factors) < 2:
@@ -69,13 +70,13 @@ class Axes:
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:
-        """Possible degrees: products of the last digits' sizes, from 1 up."""
+        """Possible degrees, from 1 up: the products of the sizes of the last 0, 1, .. digits."""
         return tuple(
             self.mesh.sizes(self.digits[count:]) for count in range(len(self.digits), -1, -1)
         )
 
     def cutting(self, degree: int) -> tuple[str, ...]:
-        """The digits that cut the linear maps at a degree; neighbouring ranks differ in them."""
+        """The digits that shard linear maps of a degree; neighbouring ranks differ in them."""
         count = self.degrees.index(degree)
         return self.digits[len(self.digits) - count :]
 
@@ -88,7 +89,7 @@ class Axes:
         return Mesh((*self.mesh.axes, Axis(TIME_AXIS, self.batch_split, "time")))
 
     def batch_cut(self, size: int, degree: int) -> DimSharding | None:
-        """Shard a batch over data, sub-batches, then the spare digits; None if uneven."""
+        """Shard a batch over data, sub-batches, then the other digits; None if uneven."""
         names = [name for name in (self.data, TIME_AXIS) if name in self.with_time.names]
         placements: list[Placement] = []
         stride = size
@@ -102,7 +103,7 @@ class Axes:
         return tuple(placements)
 
     def digits_cut(self, cut: Cut) -> Cut:
-        """Convert a cut over a single axis of a degree's size to one over that degree's digits."""
+        """Convert a sharding over one axis of a degree's size to one over the degree's digits."""
         return tuple(
             ordered(p for placement in dim for p in self._digits_of(placement)) for dim in cut
         )
@@ -118,7 +119,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class DegreeSpace:
-    """The blocks of a program and the degrees that they can have.
+    """The blocks of a program and the degrees that each can have.
 
     cuts: shardings of the parameters, by block and degree, over one axis of the degree's size.
     handed: by degree, the shardings of the blocks' outputs, over `axes.with_time`.
@@ -133,7 +134,7 @@ class DegreeSpace:
 def batch_annotations(
     program: Program, axes: Axes, degree: int
 ) -> dict[int, Attribute | None] | None:
-    """`dist.sharding` attributes of inputs at a degree, by index; None if the batch is uneven."""
+    """The `dist.sharding` of each input at a degree, by index; None if the batch is uneven."""
     batch = batch_size(program)
     placed = axes.batch_cut(batch, degree)
     if placed is None:
@@ -150,8 +151,8 @@ def batch_annotations(
 def plan_of_degrees(program: Program, space: DegreeSpace, degrees: Sequence[int]) -> Plan:
     """Make the plan that gives each block its degree.
 
-    The plan's mesh has the tensor axis in digits, unless all blocks are cut over all of it. A block
-    that cannot have its degree is left whole.
+    The plan's mesh has the tensor axis in digits, unless all blocks are sharded over all of it. A
+    block that cannot have its degree is replicated.
     """
     axes = space.axes
     is_whole = set(degrees) == {max(axes.degrees)}
@@ -203,12 +204,12 @@ def _text(sharding: Sharding, value: SSAValue) -> str:
 
 
 def batch_size(program: Program) -> int:
-    """The first dim that most inputs have. Raises ValueError if no input has a dim."""
+    """The batch: the first dim's size in most inputs. Raises ValueError if no input has a dim."""
     sizes = Counter(
         shape_of(slot.value)[0]
         for slot in program.arguments
         if slot.kind == "input" and shape_of(slot.value)
     )
     if not sizes:
-        raise ValueError("no input of the program has a dim 0 that could be the batch; give one.")
+        raise ValueError("no input of the program has a dim 0, the batch; give it one.")
     return sizes.most_common(1)[0][0]

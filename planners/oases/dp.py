@@ -69,11 +69,11 @@ def solve_chain(
     Objective: `costs`, by default (3) + (4) in seconds, subject to (6). Exact. Raises PlanError,
     with the smallest shortfall in GiB, if nothing fits.
 
-    A label is the (time, memory) of a way to reach a choice of a block. One that another beats
-    in both is dropped, and so is one that by the Lagrangian cannot end below the best path known
+    A label is the (time, memory) of a way to reach a choice of a block. A label is dropped if
+    another beats it in both, or if by the Lagrangian bound it cannot end below the best path known
     to fit. For k blocks with D degrees a Lagrangian takes O(k D^2), and about ten are needed; the
-    labels take O(k D^2 l log l), with l of them a choice: exponential in the worst case, where all
-    memories differ; a few hundred for the equal layers of a transformer.
+    labels take O(k D^2 l log l), with l labels for a choice: exponential in the worst case, where
+    all memories differ; a few hundred for the equal layers of a transformer.
     """
     costs = costs or linearise(chain)
     path, num_labels = _solved(costs, budget_bytes)
@@ -162,11 +162,9 @@ def _close_gap(
     best: tuple[int, ...],
     budget_bytes: float,
 ) -> tuple[tuple[int, ...], int]:
-    """Return the best path, and the number of labels kept. best: a path that fits.
-
-    The Lagrangian bounds it from below. Few labels can end in the lowest part of the gap, where
-    the best path mostly is, so that part is searched first, and then twice as much.
-    """
+    """Return the best path, and the number of labels kept. best: a path that fits. The Lagrangian
+    bounds it from below. Few labels can end in the lowest part of the gap, where the best path
+    mostly is, so that part is searched first, and then twice as much."""
     upper_s = costs.time_s(best) * (1 - _TOLERANCE)
     excess = costs.memory(relaxed.path) - budget_bytes
     lower_s = costs.time_s(relaxed.path) + relaxed.weight * excess

@@ -41,11 +41,11 @@ def refined(
     simulate: Callable[[Path], Predicted],
     most: int,
 ) -> dict[Path, Predicted]:
-    """Predict a few paths, the fastest that fits first: at most `most` are simulated.
+    """Simulate at most `most` paths, and return their predictions, the fastest that fits first.
 
-    first: a path that fits by the chain, simulated whatever the others are. Those that change one
-    block of the fastest are simulated in the order of the chain. A local optimum: exact among all
-    that differ from it in one block, if `most` leaves it time.
+    first: a path that fits by the chain, which is always simulated. Then come paths that change one
+    block of the fastest so far, in the order of the chain's time. A local optimum: no path that
+    differs from it in one block is faster, if `most` suffices.
     """
     seen: dict[Path, Predicted] = {}
     near = [first, *(p for p in best_paths(costs, TOP) if costs.memory(p) <= budget_bytes)]
@@ -73,7 +73,8 @@ def _changed(costs: ChainCosts, path: Path) -> Iterator[Path]:
 
 
 def best_paths(costs: ChainCosts, count: int) -> list[Path]:
-    """The paths of least time, whatever their memory, the fastest first. O(k D^2 count log)."""
+    """Return the `count` fastest paths, fastest first; memory is ignored. A path has one choice per
+    node of the chain. Takes time linear in nodes and in `count`, and quadratic in choices."""
     ends = [[(time_s, (choice,))] for choice, time_s in enumerate(costs.unary_s[0])]
     for row, matrix in zip(costs.unary_s[1:], costs.edge_s, strict=True):
         ends = [
@@ -105,19 +106,19 @@ def plan_oases(
     """The degrees of least time for a step of two sub-batches, and the whole step as a plan.
 
     The tensor axis is factored into digits. A block of degree p is sharded over the last digits,
-    which multiply to p, and its batch over `data` and the other digits.
+    whose product is p, and its batch over `data` and the other digits.
 
     Objective: seconds, the paper's (3) + (4) and the reduction of gradients; subject to (6), the
-    memory of `memory_share` of the smallest device, in bytes, with the optimizer's state that the
-    plan's `precision` has. Exact for this model (`oases.dp`). The model prices, at each degree, the
+    memory of `memory_share` of the smallest device, in bytes, with the optimizer's state of the
+    plan's `precision`. Exact for this model (`oases.dp`). The model prices, at each degree, the
     program that runs if all blocks have it.
 
-    batch_split: 2, or 1 for a blocking step. refine: so many assignments of degrees are simulated,
-    which the paper does not do: the best of the model, and changes of single blocks of the fastest
-    (`refined`); 0 leaves it at the model.
+    batch_split: 2, or 1 for a blocking step. refine: number of assignments of degrees that are
+    simulated, which the paper does not do: the best of the model, and changes of single blocks of
+    the fastest (`refined`); 0 takes the model's best.
 
-    Raises ValueError for options that are no such and a program without parallel pairs, PlanError
-    if no degrees fit into memory.
+    Raises ValueError for invalid options and a program without parallel pairs, PlanError if no
+    degrees fit into memory.
     """
     _check(batch_split, memory_share)
     check_plan_precision(precision)
@@ -167,11 +168,11 @@ def _with_degrees(program: Program, space: DegreeSpace, degrees: Sequence[int], 
 def _check(batch_split: int, memory_share: float) -> None:
     if batch_split not in (1, 2):
         raise ValueError(
-            f"batch_split={batch_split}, but the model is of two sub-batches that alternate; use "
-            "2, or 1 for a blocking step."
+            f"batch_split={batch_split}, expected 2, for two sub-batches whose compute and "
+            "communication alternate, or 1, for no split."
         )
     if not 0 < memory_share <= 1:
-        raise ValueError(f"memory_share={memory_share}; give the share that may be used, 0 .. 1.")
+        raise ValueError(f"memory_share={memory_share}; give a fraction above 0, at most 1.")
 
 
 def _candidates(

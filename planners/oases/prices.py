@@ -49,8 +49,9 @@ from shardweave.planners.structure.linear_maps import Cut
 class BlockPrice:
     """Price of a block at one degree: seconds of sub-batches 0 and 1, and bytes of one device.
 
-    fed_s: part of the forward compute that only feeds a message. sync_s: reduction of gradients.
-    kept_bytes: activations that the backward pass reads. message_bytes: received in the forward.
+    fed_s: part of the forward compute whose result only a message reads. sync_s: reduction of
+    gradients. kept_bytes: activations that the backward pass reads. message_bytes: bytes received
+    in the forward pass.
     """
 
     forward_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -103,7 +104,7 @@ def handed_at(
 
 
 def price(program: Program, space: DegreeSpace, degree: int, cluster: Cluster) -> DegreePrices:
-    """Price blocks, all at `degree` or unsharded if they cannot. Takes time linear in the ops."""
+    """Price each block at `degree`, or replicated if it cannot have it. Linear in the ops."""
     plan = plan_of_degrees(program, space, [degree] * len(space.blocks))
     passes = PlanPasses.of(plan)
     # Merged messages would belong to several blocks.

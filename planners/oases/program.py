@@ -32,7 +32,7 @@ from shardweave.planners.structure.structure import Pair, find_pairs
 
 @dataclass(frozen=True)
 class ChainOptions:
-    """Options for running the step. recompute: a policy of `rematerialize`."""
+    """Options for lowering and running the step. recompute: a policy of `rematerialize`."""
 
     recompute: str
     precision: str = ""
@@ -40,7 +40,7 @@ class ChainOptions:
 
 @dataclass(frozen=True)
 class ProgramChain:
-    """A chain, and the blocks, degrees and prices that it was made from."""
+    """A chain, and the blocks, degrees and prices from which it was made."""
 
     chain: Chain
     space: DegreeSpace
@@ -52,9 +52,9 @@ def chain_of_program(
 ) -> ProgramChain:
     """Make the chain (Oases' planning problem) of a program on a cluster.
 
-    A block can have the degrees over which all its pairs divide, and that leave each device a
-    sample of every sub-batch. Raises ValueError if that leaves a block none. Lowers the program
-    once a degree.
+    A block can have a degree if all its pairs divide over it, and if each device then has a sample
+    of every sub-batch. Raises ValueError if a block can have no degree. Lowers the program once for
+    each degree.
     """
     wide = [degree for degree in axes.degrees if degree > 1]
     pairs = {degree: find_pairs(program, "degree", degree) for degree in wide}
@@ -133,10 +133,10 @@ def _check(
     for block, known in zip(blocks, cuts, strict=True):
         if not set(known) & set(degrees):
             raise ValueError(
-                f"block '{block.name}' can have degrees {sorted(known)} by its features, and "
-                f"{sorted(degrees)} by a batch of {batch_size(program)} in {axes.batch_split} "
-                f"sub-batches on {axes.mesh.num_devices} devices; use a larger batch, "
-                "batch_split=1 or fewer devices."
+                f"no tensor degree suits block '{block.name}': its features divide by "
+                f"{sorted(known)}, but a batch of {batch_size(program)} in {axes.batch_split} "
+                f"sub-batches on {axes.mesh.num_devices} devices allows {sorted(degrees)}; use a "
+                "larger batch, batch_split=1 or fewer devices."
             )
 
 

@@ -37,9 +37,10 @@ MEMORY_NOISE = 0.01
 
 @dataclass(frozen=True)
 class History:
-    """The trials so far, and the row of the table that each tried, in the order of trials.
+    """The trials so far, and for each, in order, the row of the table that it tried.
 
-    memory_bytes: of a device; None if nothing is known of it, then only what ran out is too large.
+    memory_bytes: of a device; None if unknown: only trials that ran out of memory then count as too
+    large.
     """
 
     table: SpaceTable
@@ -61,7 +62,7 @@ class History:
 
     @property
     def scale(self) -> float:
-        """Throughput of the first trial that ran, the unit of all others; 0 if none ran."""
+        """Throughput of the first trial that ran, the unit of all throughputs; 0 if none ran."""
         ran = (r.outcome.throughput for r in self.records if r.outcome.status == "ok")
         return next(ran, 0.0)
 
@@ -70,7 +71,7 @@ class History:
         return replace(self, rows=self.rows[:count], records=self.records[:count])
 
     def throughputs(self) -> Samples | None:
-        """Throughputs over `scale`; None if none ran. Stopped or crashed trials get the lowest."""
+        """Throughputs of all trials over `scale`, the lowest for failed ones; None if none ran."""
         scale = self.scale
         if scale == 0:
             return None
@@ -126,7 +127,7 @@ class Chooser(Protocol):
 
 
 def first_choice(history: History, rng: np.random.Generator) -> Suggestion:
-    """Pick a random row among those with the least tried degrees, to cover all of these first."""
+    """Pick a random row among those whose degrees were tried least, to try all of them soon."""
     counts: dict[tuple[int, ...], list[int]] = {}
     for row in history.open_rows:
         counts.setdefault(history.table.configurations[row].degrees, []).append(row)
@@ -138,7 +139,8 @@ def first_choice(history: History, rng: np.random.Generator) -> Suggestion:
 
 
 def random_instead(history: History, first: int, rng: np.random.Generator) -> Suggestion | None:
-    """Pick at random at first, if none ran, and after `STREAK` out-of-memory trials; else None."""
+    """Pick a random row: at first, if none ran, and after `STREAK` out-of-memory trials; else
+    None."""
     if len(history.records) < first or history.scale == 0:
         return first_choice(history, rng)
     last = [record.outcome.status for record in history.records[-STREAK:]]
@@ -150,11 +152,11 @@ def random_instead(history: History, first: int, rng: np.random.Generator) -> Su
 
 @dataclass(frozen=True)
 class BayesianChooser:
-    """Constrained expected improvement over Gaussian processes of throughput and memory.
+    """Chooses by constrained expected improvement over Gaussian processes of throughput and memory.
 
-    throughput, memory: the formulas around which the processes are; None is around a constant,
-    which is standard Bayesian optimisation. first: random trials at the start. The processes always
-    know all trials; the numbers of kernels and formulas are fitted anew after each of the first
+    throughput, memory: formulas for the mean of each process; None: a constant mean, as in standard
+    Bayesian optimisation. first: number of random trials at the start. The processes always use all
+    trials; the parameters of kernels and formulas are refitted after each of the first
     `FITTED_EACH` trials, and after every `FITTED_EVERY`th from there on.
     """
 
@@ -188,7 +190,7 @@ class BayesianChooser:
     def beliefs(
         self, history: History, seen: Samples, there: SpaceTable
     ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
-        """Beliefs (mean, variance) about throughput (over `scale`) and memory (over a device's)."""
+        """Beliefs (mean, variance) about throughput over `scale`, memory over a device's."""
         throughput = self._fit(history, seen, "throughputs", self.throughput).at(there)
         used = history.memories()
         if used is None:
@@ -199,11 +201,9 @@ class BayesianChooser:
     def _fit(
         self, history: History, samples: Samples, what: str, formula: Formula | None
     ) -> Belief:
-        """The belief about all samples, with the numbers of the last trial that has a fit.
-
-        They follow from the trials alone, so that a search that was stopped goes on the same.
-        what: the method of `History` that gives the samples.
-        """
+        """The belief about all samples, with the numbers of the last trial that has a fit. They
+        follow from the trials alone, so that a search that was stopped goes on the same. what: the
+        method of `History` that gives the samples."""
         count = len(history.records)
         known = history.first(count if count <= FITTED_EACH else count - count % FITTED_EVERY)
         of_known: Samples | None = getattr(known, what)()
@@ -252,5 +252,5 @@ def chance_below(mean: Floats, variance: Floats, limit: float) -> Floats:
 def constrained_improvement(
     throughput: tuple[Floats, Floats], memory: tuple[Floats, Floats], best: float, limit: float
 ) -> Floats:
-    """E[max(r - best, 0)] P(m <= limit); each belief is (mean, variance). best: of what fitted."""
+    """E[max(r - best, 0)] P(m <= limit), given beliefs (mean, variance). best: that fitted."""
     return expected_improvement(*throughput, best) * chance_below(*memory, limit)

@@ -35,7 +35,7 @@ from shardweave.planners.trials.space import Floats, SpaceTable
 
 @cache
 def botorch() -> ModuleType:
-    """Import botorch. Raises ValueError, which says how to install it."""
+    """Import and return botorch. Raises ValueError, with how to install it, if that fails."""
     try:
         with warnings.catch_warnings():
             # linear_operator compiles a function as it is imported.
@@ -59,10 +59,8 @@ class Belief:
     samples: Samples = field(repr=False)
 
     def at(self, table: SpaceTable) -> tuple[Floats, Floats]:
-        """Mean and variance, without observation noise, for each row of the table.
-
-        Time: rows x samples x features. The process's own call would make rows x rows.
-        """
+        """Mean and variance, without observation noise, for each row of the table. Time: rows x
+        samples x features; the process's own call would compute rows x rows covariances."""
         with torch.no_grad():
             model, seen = self.model, _inputs(self.samples.table)
             there = _inputs(table)
@@ -78,7 +76,7 @@ class Belief:
 
 
 def fit(samples: Samples, formula: Formula | None) -> Belief:
-    """Fit a process to at least one sample, of order 1. formula: the mean, or a constant."""
+    """Fit a first-order process to at least one sample. formula: its mean, or a constant."""
     library = botorch()
     features = _inputs(samples.table)
     mean = _formula_mean(samples, formula) if formula else None
@@ -122,11 +120,9 @@ def _kernel(features: int, size: float) -> Any:
 
 
 def _formula_mean(samples: Samples, formula: Formula) -> Any:
-    """Wrap a formula as a mean module of gpytorch.
-
-    A process hands its mean features, not sizes. The samples' sizes are kept beside, for the
-    likelihood only ever asks for the mean of all samples; other rows go through `_mean`.
-    """
+    """Wrap a formula as a mean module of gpytorch. A process hands its mean features, not sizes.
+    The samples' sizes are kept beside, for the likelihood only ever asks for the mean of all
+    samples; other rows go through `_mean`."""
     from gpytorch.means import Mean
     from gpytorch.priors import NormalPrior
 

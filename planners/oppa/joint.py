@@ -21,11 +21,11 @@ from shardweave.planners.trials.space import Configuration
 
 @dataclass(eq=False)
 class JointPlans:
-    """The plan of each point of the joint space, by its configuration.
+    """The plan of each point of `auto`'s joint space, by its configuration.
 
-    All policies of recomputation and both kinds of schedules are in it but `list`, whose orders
-    take long to find; micro-batches where they can run one by one; policy `layer` in all blocks of
-    a stage, or in quarters of them.
+    The space has all policies of recomputation, and all schedules except `list`, whose orders take
+    long to find; micro-batches if they can run one by one; policy `layer` in all blocks of a stage,
+    or in quarters of them.
     """
 
     planner: str
@@ -44,7 +44,7 @@ class JointPlans:
         self._points = {configuration_of(point, space.layers): point for point in points}
 
     def configurations(self) -> list[Configuration]:
-        """All of them, always in the same order."""
+        """Return all configurations, always in the same order."""
         return list(self._points)
 
     def plan(self, configuration: Configuration) -> Plan:
@@ -77,8 +77,7 @@ def _in_some_layers(space: JointSpace, point: JointPoint) -> list[JointPoint]:
 
 
 def configuration_of(point: JointPoint, layers: int) -> Configuration:
-    """Convert a point to OPPA's configuration, with only the bucket in use. layers: number of equal
-    blocks of the model."""
+    """Convert a point to a `Configuration`. layers: number of equal blocks of the model."""
     recomputed = point.recompute_layers * point.stages * point.stages_each
     bucket = point.buckets if point.joins_messages else 1
     return Configuration(

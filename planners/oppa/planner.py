@@ -36,11 +36,12 @@ from shardweave.planners.trials.trials import (
 class TrialOptions:
     """The options of a planner that tries plans out.
 
-    trials: how many, those in `file` included; `file` keeps them, and a search goes on from it.
-    time_limit_s: no trial begins after so many seconds of the search, but for the first; 0: no
-    limit. real: train for `steps` steps on local processes, each trial within `trial_limit_s`
+    trials: number of trials, including those in `file`, which keeps all trials and from which a
+    search continues. time_limit_s: seconds of search after which no trial begins, except the first;
+    0: no limit. real: train for `steps` steps on local processes, each trial within `trial_limit_s`
     seconds, instead of simulating. slow: a real trial ends after the first steps that take more
-    than so many times a step of the fastest; 0: none does. top: candidates that the plan lists.
+    than this many times a step of the fastest; 0: never. top: number of candidates that the plan
+    lists.
     """
 
     trials: int = 20
@@ -75,24 +76,25 @@ def plan_oppa(
 ) -> Plan:
     """Try plans, and learn which to try next: constrained Bayesian optimisation.
 
-    Objective: steps per second of a trial, of plans that fit into memory, over the space that
-    `auto` searches on all devices of the cluster, or those of `mesh`, without schedules `list`.
-    Not exact. It ends after so many trials, or by elapsed time, as the paper's Algorithm 1 does.
-    Source: Hemachandra et al., OPPA, 2025; departures are in docs/planners.md. Needs
-    botorch.
+    Objective: steps per second in a trial, among plans that fit into memory, over the space that
+    `auto` searches on all devices of the cluster, or those of `mesh`, without schedules `list`. Not
+    exact. It ends after a number of trials or seconds, as the paper's Algorithm 1 does. Source:
+    Hemachandra et al., OPPA, 2025; departures are in docs/planners.md. Needs botorch.
 
     Time: a trial each, and about a second to choose.
 
     Raises PlanError if no trial ran within the memory, and for a file that cannot be used.
     """
     if options.trials < 1:
-        raise PlanError(f"oppa makes {counted(options.trials, 'trial')}; give 1 or more.")
+        raise PlanError(
+            f"planner 'oppa' is asked for {counted(options.trials, 'trial')}; use trials >= 1."
+        )
     chooser = BayesianChooser(first=options.first)
     return plan_by_trials(JointPlans("oppa", program, cluster, mesh), chooser, options, host)
 
 
 class Plans(Protocol):
-    """A space to search: configurations, and the plan of each. space: its name in trial files."""
+    """A search space: configurations, and the plan of each. space: its name in trial files."""
 
     planner: str
     program: Program
@@ -101,7 +103,7 @@ class Plans(Protocol):
     space: ClassVar[str]
 
     def configurations(self) -> list[Configuration]:
-        """All of them, always in the same order."""
+        """Return all configurations, always in the same order."""
         ...
 
     def plan(self, configuration: Configuration) -> Plan:
@@ -118,8 +120,8 @@ def plan_by_trials(
     configurations = plans.configurations()
     if not configurations:
         raise PlanError(
-            f"no plan of the {plans.space} space uses the {devices} devices of "
-            f"{mesh or cluster.name} for this program; change the batch, or give a mesh."
+            f"no plan of the search space {plans.space} uses all {devices} devices of "
+            f"{mesh or cluster.name} for this program; change the batch, or give another mesh."
         )
     problem = {
         "program": program.digest()[:16],
@@ -156,7 +158,7 @@ def plan_by_trials(
 
 @dataclass(eq=False)
 class PlanTrial:
-    """A trial in the simulator: the program is partitioned by the plan, and its step simulated."""
+    """Trials in the simulator: partitions the program by a plan, and simulates its step."""
 
     plans: Plans
     cluster: Cluster
@@ -179,7 +181,7 @@ class PlanTrial:
         return Outcome("ok", (predicted.time_s,), predicted.peak_bytes)
 
     def predict(self, configuration: Configuration) -> Predicted:
-        """Return a trial's step by part; simulates it if the trial is from an earlier search."""
+        """Return the predicted times of a configuration's step, simulated at the first call."""
         if configuration not in self._predicted:
             plan = self.plans.plan(configuration)
             self._predicted[configuration] = predict_plan(self.lowerings, plan, self.cluster)

@@ -113,10 +113,10 @@ class ThroughputPrior:
 
 @dataclass(frozen=True)
 class MemoryPrior:
-    """Peak memory as a share of a device's, of configurations; (19) and (20).
+    """Peak memory of configurations as a share of a device's, by Equations (19) and (20).
 
-    cap: what a trial that ran out of memory counts as, and the most that is believed; it is
-    approached smoothly.
+    cap: the share that a trial counts as if it ran out of memory, and the largest that is believed;
+    it is approached smoothly.
     """
 
     numbers: ClassVar[tuple[str, ...]] = ("weights", "activations", "constant", "kept")
@@ -185,7 +185,7 @@ def columns_of(table: SpaceTable) -> dict[str, Tensor]:
 
 
 def first_guess(samples: Samples, formula: Formula) -> dict[str, float]:
-    """`FIRST_GUESS`, with times scaled to match the samples' median."""
+    """`FIRST_GUESS`, with its times scaled so that the formula matches the samples' median."""
     guess = {name: FIRST_GUESS[name] for name in formula.numbers}
     if "work" not in guess:
         return guess
@@ -202,7 +202,7 @@ def predict(table: SpaceTable, formula: Formula, numbers: Mapping[str, float]) -
 
 
 def fit_formula(samples: Samples, formula: Formula) -> dict[str, float]:
-    """Find the numbers of largest posterior; prior: log-normal around `first_guess`."""
+    """Find the parameters of largest posterior; the prior is log-normal around `first_guess`."""
     guess = first_guess(samples, formula)
     numbers, centre = list(guess), np.log(list(guess.values()))
     columns = columns_of(samples.table)
@@ -211,7 +211,7 @@ def fit_formula(samples: Samples, formula: Formula) -> dict[str, float]:
     targets = torch.tensor(samples.values)
 
     def misfit(logs: Tensor) -> Tensor:
-        """Of each sample, with numbers for all (in the last dim), or with numbers of its own."""
+        """Misfit of each sample. logs: parameters for all, or (in the last dim) for each sample."""
         values = {name: logs[..., i].exp() for i, name in enumerate(numbers)}
         return (formula(columns, values) - targets) * weights
 

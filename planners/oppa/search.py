@@ -16,7 +16,7 @@ from shardweave.planners.trials.trials import Deadline, Record, Trial, TrialFile
 
 @dataclass(frozen=True)
 class Found:
-    """Result of a search. records: all trials in order. best: the fastest that fitted, if any."""
+    """Result of a search. records: all trials in order. best: the fastest that fits, if any."""
 
     records: tuple[Record, ...]
     best: Record | None
@@ -38,13 +38,13 @@ def run_trials(
     file: TrialFile | None = None,
     progress: Progress | None = None,
 ) -> Found:
-    """Try configurations until there are so many trials, or all were tried.
+    """Try configurations until there are `trials` trials, or all configurations were tried.
 
-    trials: those of earlier searches included. time_limit_s: no trial begins after so many seconds,
-    but for the first of all; 0: no limit. memory_bytes: of a device; what needs more counts
-    as not fitting. file: where trials are kept; a search goes on after those in it, and makes the
-    choices that it would have made without the interruption (each has random numbers of its own, by
-    seed and number of the trial).
+    trials: includes those of earlier searches. time_limit_s: seconds after which no trial begins,
+    except the first of all; 0: no limit. memory_bytes: memory of a device; a trial that needs more
+    does not fit. file: keeps the trials; a search continues after those in it, and makes the
+    choices that it would have made without the interruption (random numbers depend on seed and
+    number of the trial).
 
     Raises PlanError if the file has a trial of a configuration that is not among these.
     """
@@ -80,8 +80,8 @@ def _rows(file: TrialFile, row_of: Mapping[Configuration, int]) -> list[int]:
         row = row_of.get(record.configuration)
         if row is None:
             raise PlanError(
-                f"{file.path}:{number}: the configuration '{record.configuration}' is not in the "
-                "space that is searched; give another file."
+                f"{file.path}:{number}: the trial's configuration '{record.configuration}' is "
+                "not in this search space; give the trials file of this search, or a new one."
             )
         rows.append(row)
     return rows

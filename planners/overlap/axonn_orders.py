@@ -30,7 +30,7 @@ AXONN_ORDERS: Mapping[str, frozenset[str]] = {
 def axonn_order(
     program: Program, ops: Sequence[Operation], overlaps: Collection[str]
 ) -> list[Operation]:
-    """Order a started program's ops with `overlaps` among `a`, `b`, `c`; the rest blocks."""
+    """Order a started program's ops with some `overlaps` (`a`, `b`, `c`); other messages block."""
     return _AxonnOrder(program, ops, overlaps).run()
 
 

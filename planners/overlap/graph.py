@@ -16,8 +16,8 @@ class Graph:
     """The ops of a step (waits folded into their starts) with times and dependences.
 
     All lists are by op, in program order. waits: the wait of a start. compute_s: seconds on the
-    compute stream (for a start, of starting it). travel_s: seconds from a start to its arrival.
-    tail_s: longest path from the op's beginning to the end of the step.
+    compute stream (for a start, the seconds to start it). travel_s: seconds from a start to its
+    arrival. tail_s: longest path from the op's beginning to the end of the step.
     """
 
     ops: list[Operation]
@@ -70,7 +70,7 @@ def wait_of(start: Operation) -> Operation:
 
 
 def producer_of(value: SSAValue) -> Operation | None:
-    """Op that produces a value; for a wait, its start. None for a block argument."""
+    """The op that computes a value; a wait counts as its start. None for a block argument."""
     owner = value.owner
     if isinstance(owner, WaitOp):
         owner = owner.operands[0].owner

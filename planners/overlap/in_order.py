@@ -39,11 +39,9 @@ Place = tuple[str | None, str, Copy | None]
 def started_in_order(
     program: Program, ops: Sequence[Operation], *, is_ahead: bool = True
 ) -> list[Operation]:
-    """Order a started program's ops. ops: in program order.
-
-    is_ahead: False gathers weights only where they are read and defers no ops, which needs the
-    least memory.
-    """
+    """Order the ops of a program whose collectives are started and waited for. ops: in program
+    order. is_ahead: gather weights a block ahead. False gathers weights only where they are read
+    and defers no ops, which needs the least memory."""
     return _InOrder(program, ops, is_ahead).run()
 
 
@@ -256,7 +254,7 @@ def _is_joining(op: Operation) -> bool:
 
 
 def is_last(start: Operation) -> bool:
-    """Whether a message's result is only returned, and not computed with."""
+    """Whether the program only returns a message's result, and no op reads it."""
     return all(map(_is_returned, wait_of(start).results))
 
 

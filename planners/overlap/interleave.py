@@ -92,7 +92,7 @@ class _Interleaver:
         self._arrive()
 
     def finish(self) -> None:
-        """Append the remaining waits (for gradients over the data axis)."""
+        """Append the waits that are still missing: those for gradients over the data axis."""
         for wait in self.waits:
             self._emit(wait)
 

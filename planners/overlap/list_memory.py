@@ -22,11 +22,11 @@ from shardweave.planners.overlap.graph import Graph
 
 @dataclass(frozen=True)
 class Liveness:
-    """Memory that the ops of a graph hold, in any order.
+    """Memory that the ops of a graph hold, for any order of the ops.
 
-    base_bytes: of arguments, which are always live. created_bytes: by op, of its results. reads: by
-    op, the indices of values that it reads or makes and that die after their last reader.
-    size_bytes, num_readers: by value.
+    base_bytes: of arguments, which are always live. created_bytes: by op, bytes of its results.
+    reads: by op, the indices of values that it reads or creates and that die after their last
+    reader. size_bytes, num_readers: by value.
     """
 
     base_bytes: int
@@ -37,7 +37,7 @@ class Liveness:
 
 
 def liveness(program: Program, graph: Graph) -> Liveness:
-    """Analyse a program whose ops are those of `graph`; a wait counts as its start."""
+    """Compute the `Liveness` of a program with the ops of `graph`; a wait counts as its start."""
     index = {op: i for i, op in enumerate(graph.ops)}
     storages, created = storages_of(program)
     created_bytes = [0] * len(graph.ops)
@@ -79,7 +79,7 @@ class MemoryBudget:
         self.left = list(live.num_readers)
 
     def admits(self, i: int) -> bool:
-        """Whether an op fits under the cap, or frees at least as many bytes as it takes."""
+        """Whether an op fits under the cap, or frees at least as many bytes as it allocates."""
         created = self.live.created_bytes[i]
         if self.bytes + created <= self.cap_bytes:
             return True
@@ -96,7 +96,7 @@ class MemoryBudget:
 
 
 def recompute_gates(graph: Graph, ahead: int) -> Mapping[int, Sequence[int]]:
-    """Map an op (the gate) to the recomputed ops that may run only once it was issued.
+    """Map an op (the gate) to the recomputed ops that may run only after the gate was issued.
 
     In program order a recomputed op stands right before its backward ops. It may run up to `ahead`
     communications of its sub-batch's backward pass earlier (Oases' Algorithm 2: one), and never

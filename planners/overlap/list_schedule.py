@@ -34,11 +34,11 @@ def list_schedule(
     budget: MemoryBudget | None = None,
     gates: Mapping[int, Sequence[int]] = NO_GATES,
 ) -> list[Operation]:
-    """Order all ops, with their waits. Takes O((V + E) log V) time.
+    """Order all ops, with their waits, by list scheduling. Takes O((V + E) log V) time.
 
-    budget: ops that it does not admit wait until others have freed memory; if nothing else can
-    run, the first of them in program order runs anyway, so the order may exceed the cap. gates: by
-    op, further ops that must not run before it was issued.
+    budget: an op that it does not admit waits until others have freed memory; if no op can run, the
+    first in program order runs anyway, so that the order may exceed the cap. gates: by op, further
+    ops that must not run before it was issued.
     """
     return _Scheduler(graph, priority, budget, gates).run()
 

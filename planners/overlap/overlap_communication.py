@@ -49,8 +49,8 @@ def reschedule(
         blocking = next((op for op in ops if type(op) in STARTS), None)
         if blocking is not None:
             raise ValueError(
-                f"{describe(blocking)} blocks, and no collective is started; run "
-                "start-collectives first."
+                f"{describe(blocking)} is a blocking collective; run start-collectives before "
+                "overlap-communication."
             )
     elif schedule == "in-order":
         _in_order(program, ops, memory_cap)
@@ -77,9 +77,9 @@ def _check_memory(program: Program, schedule: str, memory_cap: int) -> None:
     needed = peak_memory(program).peak_bytes
     if needed > memory_cap:
         raise ValueError(
-            f"schedule {schedule} needs {needed} bytes, {needed - memory_cap} more than "
-            f"memory_cap={memory_cap}; recompute more (rematerialize), split the batch into more "
-            "sub-batches, or raise the cap."
+            f"schedule {schedule} needs {needed} bytes on a device, {needed - memory_cap} more "
+            f"than memory_cap={memory_cap}; recompute more (rematerialize), split the batch into "
+            "more sub-batches, or raise memory_cap."
         )
 
 

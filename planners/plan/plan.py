@@ -94,7 +94,7 @@ class Plan:
 
     @property
     def undone(self) -> list[str]:
-        """Notes on requests that the plan does not fulfil; others say how the planner chose."""
+        """The notes that say what a plan does not do; its other notes say how the planner chose."""
         return [note for note in self.notes if any(word in note for word in _UNDONE)]
 
     @property
@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether a step runs several stages or micro-batches by a schedule."""
+        """Whether a step runs several stages or micro-batches, and so by a schedule."""
         return self.pipeline is not None and (self.num_stages, self.pipeline.micro_batches) != (
             1,
             1,
@@ -112,7 +112,7 @@ class Plan:
 
     @property
     def orders_stages(self) -> bool:
-        """Whether schedule `list` orders micro-batches, by seconds on the plan's cluster."""
+        """Whether schedule `list` orders micro-batches by seconds on the plan's cluster."""
         return self.pipeline is not None and self.pipeline.schedule == "list"
 
     def to_json(self) -> str:
@@ -138,7 +138,7 @@ class Plan:
         except PlanError as error:
             raise PlanError(f"{name}: {error}") from error
         except RecursionError as error:
-            raise PlanError(f"{name}: too many brackets within each other for a plan.") from error
+            raise PlanError(f"{name}: brackets are nested too deeply for a plan.") from error
         if not isinstance(data, dict):
             raise PlanError(f"{name}: found {type(data).__name__}, expected a JSON object.")
         return Plan.from_dict(cast("dict[str, Any]", data), name)
@@ -149,8 +149,9 @@ class Plan:
         unknown = sorted(set(data) - set(_READERS) - {"format"})
         if unknown:
             raise PlanError(
-                f"{name}: unknown keys {unknown}; {did_you_mean(unknown[0], _READERS)}"
-                f"a plan has {', '.join(sorted(_READERS))}."
+                f"{name}: the plan has unknown keys {unknown}; "
+                f"{did_you_mean(unknown[0], _READERS)}its keys can be "
+                f"{', '.join(sorted(_READERS))}."
             )
         if data.get("format", FORMAT) != FORMAT:
             raise PlanError(f"{name}: format is {data['format']!r}, expected {FORMAT!r}.")
@@ -249,5 +250,5 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     for key, _ in pairs:
         if sum(key == other for other, _ in pairs) > 1:
-            raise PlanError(f"'{key}' is given twice; keep one of them.")
+            raise PlanError(f"the key '{key}' is given twice; keep one of them.")
     return table

@@ -37,8 +37,8 @@ def check_followed(plan: Plan, program: Program) -> None:
     what_to_do = "give the plan that it was made by, or leave the plan out."
     if plan.mesh and mesh.device_axes != own.device_axes:
         raise PlanError(
-            f"the program is for mesh {Mesh(own.device_axes)}, and does not follow the plan, which "
-            f"is for {mesh}; {what_to_do}"
+            f"the program is partitioned for mesh {Mesh(own.device_axes)}, but the plan is for "
+            f"mesh {mesh}; {what_to_do}"
         )
     check_names(replace(plan, activations={}), program)
     if plan.zero or plan.is_pipeline:
@@ -48,8 +48,9 @@ def check_followed(plan: Plan, program: Program) -> None:
         sharding, shape = program.sharding_of_slot(slot), program.global_shape_of(slot)
         if asked.on(shape, own) != sharding:
             raise PlanError(
-                f"the program stores param '{slot.name}' as {sharding_text(sharding.dims, shape)}, "
-                f"and does not follow the plan, which says {attribute_text(asked)}; {what_to_do}"
+                f"the program stores param '{slot.name}' as "
+                f"{sharding_text(sharding.dims, shape)}, but the plan says "
+                f"{attribute_text(asked)}; {what_to_do}"
             )
 
 
@@ -60,16 +61,17 @@ def check_recomputed(plan: Plan, program: Program) -> None:
         return
     if plan.recompute == "none":
         raise PlanError(
-            "the plan has 'recompute_in', and recomputes nothing; give 'recompute' a policy, or "
-            "leave the blocks out."
+            "the plan has 'recompute_in', a list of blocks to recompute, but 'recompute' is "
+            "none; set 'recompute' to a policy, or remove 'recompute_in'."
         )
     blocks = blocks_of(program).names
     missing = Lookup(dict.fromkeys(plan.recompute_in, "")).unmatched(blocks)
     if missing:
         raise PlanError(
-            f"'recompute_in' names block '{missing[0]}', which this program does not have (it has "
-            f"{', '.join(blocks[:4]) or 'none'}{', ...' if len(blocks) > 4 else ''}); the plan was "
-            "made for another model, or the name is misspelt."
+            f"the plan's 'recompute_in' names block '{missing[0]}', which this program does not "
+            "have (it has "
+            f"{', '.join(blocks[:4]) or 'none'}{(', ...' if len(blocks) > 4 else '')}); correct "
+            "the name, or use a plan for this model."
         )
 
 
@@ -85,9 +87,9 @@ def check_stages(plan: Plan, program: Program, modules: Iterable[str] = ()) -> N
         missing = Lookup(dict.fromkeys(stage, "")).unmatched(known)
         if missing:
             raise PlanError(
-                f"stage {index} names layer '{missing[0]}', which this program does not have (it "
-                f"has {', '.join(sorted(known)[:4])}, ...); the plan was made for another model, "
-                "or the name is misspelt."
+                f"stage {index} of the plan names layer '{missing[0]}', which this program does "
+                f"not have (it has {', '.join(sorted(known)[:4])}, ...); correct the name, or "
+                "use a plan for this model."
             )
     for block in sorted(blocks):
         places = [
@@ -96,4 +98,4 @@ def check_stages(plan: Plan, program: Program, modules: Iterable[str] = ()) -> N
             if Lookup(dict.fromkeys(stage, "")).key(block) is not None
         ]
         if len(places) > 1:
-            raise PlanError(f"block '{block}' is in stages {places}; leave it in one.")
+            raise PlanError(f"the plan puts block '{block}' into stages {places}; put it into one.")

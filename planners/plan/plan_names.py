@@ -56,12 +56,12 @@ class Lookup:
         self._patterns = [name for name in table if is_pattern(name)]
 
     def find(self, *names: str) -> str | None:
-        """Return the entry for an object that has all these names, or None."""
+        """Return the table's entry for an object with these names; None if there is none."""
         key = self.key(*names)
         return None if key is None else self._table[key]
 
     def key(self, *names: str) -> str | None:
-        """Return the table's key that matches one of these names, or None."""
+        """Return the table's key that matches one of these names; None if there is none."""
         for name in names:
             if name in self._table:
                 return name
@@ -98,9 +98,8 @@ def check_names(plan: Plan, program: Program) -> None:
         if missing:
             shown = ", ".join(filter(None, list(known)[:4])) + (", ..." if len(known) > 4 else "")
             raise PlanError(
-                f"the plan names {what} '{missing[0]}', which this program does not have (it "
-                f"has {shown or 'none'}); the plan was made for another model, or the name "
-                "is misspelt."
+                f"the plan names {what} '{missing[0]}', which this program does not have (it has "
+                f"{shown or 'none'}); correct the name, or use a plan for this model."
             )
 
 
@@ -115,8 +114,8 @@ def read_sharding(text: str, where: str) -> ShardingAttr:
         ) from error
     if attribute.unreduced.data:
         raise PlanError(
-            f"{where}: sharding {text} asks for an unreduced sum, which only an op can make; "
-            "leave 'unreduced' out."
+            f"{where}: sharding {text} is unreduced, but only an op can produce unreduced sums; "
+            "remove 'unreduced'."
         )
     return attribute
 
@@ -174,7 +173,7 @@ def _check_patterns(
         matched = [slot for slot in slots if lookup.key(slot.name, *slot.aliases) is not None]
         if matched and all(len(shape_of(slot.value)) != ranks[key] for slot in matched):
             raise PlanError(
-                f"{matched[0].kind} '{matched[0].name}' of shape "
-                f"{list(shape_of(matched[0].value))}: sharding {table[key]} of '{key}' has "
-                f"{ranks[key]} dims; give one {{...}} per dim."
+                f"the plan's pattern '{key}' has sharding {table[key]} with {ranks[key]} dims, "
+                f"but {matched[0].kind} '{matched[0].name}' has shape "
+                f"{list(shape_of(matched[0].value))}; write one {{...}} for each dim."
             )

@@ -65,7 +65,7 @@ class Pipeline:
 
     @property
     def num_places(self) -> int:
-        """Number of coordinates of the stage axis that the stages take, without chunks."""
+        """Number of coordinates of the stage axis that the stages occupy, not counting chunks."""
         return sum(map(len, self.shares)) if self.shares else len(self.stages)
 
 
@@ -148,7 +148,7 @@ def at_least(least: int, most: float = math.inf) -> Reader:
 
 
 def factor(value: object, where: str) -> float:
-    """Read a number of 1 or more. Raises PlanError for anything else."""
+    """Read a JSON number of 1 or more. Raises PlanError for anything else."""
     if type(value) not in (int, float) or not 1 <= cast("float", value) < math.inf:
         raise PlanError(f"{where} must be a number, 1 or more.")
     return float(cast("float", value))
@@ -211,13 +211,13 @@ def record_of(kind: type[Any], readers: Mapping[str, Reader]) -> Reader:
         unknown = sorted(set(data) - set(known))
         if unknown:
             raise PlanError(
-                f"{where}: unknown keys {unknown}; {did_you_mean(unknown[0], known)}"
-                f"it has {', '.join(sorted(known))}."
+                f"{where}: the keys {unknown} are unknown; {did_you_mean(unknown[0], known)}the "
+                f"keys can be {', '.join(sorted(known))}."
             )
         for name, f in known.items():
             has_default = f.default is not MISSING or f.default_factory is not MISSING
             if name not in data and not has_default:
-                raise PlanError(f"{where}: '{name}' is missing.")
+                raise PlanError(f"{where}: the key '{name}' is missing; add it.")
         return kind(**{key: readers[key](x, f"{where}.{key}") for key, x in data.items()})
 
     return read
@@ -233,20 +233,21 @@ def _checked_pipeline(value: object, where: str) -> Pipeline:
     if read.shares and len(read.stages) % len(read.shares):
         raise PlanError(
             f"{where}.shares has {len(read.shares)} entries, which do not divide the "
-            f"{len(read.stages)} stages; give one for each stage, or for the first of each rank's."
+            f"{len(read.stages)} stages; give one entry for each stage, or for each coordinate "
+            "of the stage axis if ranks hold several stages."
         )
     for key in ("devices", "ranks"):
         count = len(getattr(read, key))
         if count not in (0, len(read.stages)):
             raise PlanError(
                 f"{where}.{key} has {count} entries, expected one for each of the "
-                f"{len(read.stages)} stages, or none."
+                f"{len(read.stages)} stages, or an empty list."
             )
     for stage, own in enumerate(read.shares):
         if not own or sum(own) != read.micro_batches:
             raise PlanError(
-                f"{where}.shares[{stage}] is {list(own)}, expected the micro-batches of each of "
-                f"the stage's coordinates, {read.micro_batches} in all."
+                f"{where}.shares[{stage}] is {list(own)}, expected the number of micro-batches "
+                f"that each rank of the stage runs, with the sum {read.micro_batches}."
             )
     return read
 

@@ -58,7 +58,7 @@ def batch_shardings(program: Program, mesh: Mesh, *axes: str) -> tuple[dict[str,
 
 
 def can_be_cut(size: int, axes: Sequence[str], mesh: Mesh) -> bool:
-    """Whether a dim of `size` is long enough to be sharded over `axes`, evenly or not."""
+    """Whether a dim of `size` can be sharded over `axes`, evenly or not, with no rank left out."""
     try:
         contiguous(axes, size, mesh)
     except ValueError:
@@ -67,7 +67,8 @@ def can_be_cut(size: int, axes: Sequence[str], mesh: Mesh) -> bool:
 
 
 def idle_data(inputs: Mapping[str, str], mesh: Mesh, *axes: str) -> list[str]:
-    """Return a note for each of `axes` that leaves its ranks idle because `inputs` is empty."""
+    """Return a note for each mesh axis in `axes` whose ranks all compute the same, because the plan
+    shards no input (`inputs` is empty)."""
     return [
         f"axis '{axis}' of the mesh is idle: no input can be sharded over "
         f"{axis}={mesh.size(axis)}, and its ranks all compute the same"

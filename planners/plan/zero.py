@@ -28,12 +28,12 @@ DIVIDED: tuple[tuple[str, ...], ...] = (
 
 
 def divided(state: Mapping[str, float], zero: int, data: int) -> dict[str, float]:
-    """Return the bytes of each kind of state on one of `data` replicas, under ZeRO stage `zero`."""
+    """Divide the bytes of each kind of state by `data` replicas, as ZeRO stage `zero` does."""
     return {part: size / data if part in DIVIDED[zero] else size for part, size in state.items()}
 
 
 def whole_for_a_while(zero: int) -> int:
-    """Count unsharded tensors of a block's size at once: gradients (stages 2, 3), weights (3)."""
+    """Count block-sized tensors that ZeRO holds unsharded: gradients (2, 3) and weights (3)."""
     return max(0, zero - 1)
 
 

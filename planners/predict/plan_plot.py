@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def plot_candidates(rows: Sequence[Candidate], path: str | Path) -> None:
     """Draw bars of each plan's milliseconds and GiB to a file; ValueError without matplotlib."""
     if not rows:
-        raise ValueError("the plan predicts nothing to draw; plan for a cluster.")
+        raise ValueError("no plan has a predicted step time to draw; plan for a cluster.")
     figure = new_figure(13, 1.8 + 0.5 * len(rows))
     left, right = figure.subplots(1, 2, sharey=True)
     names = [row.name for row in rows]

@@ -37,7 +37,8 @@ _TOLD = 0.05
 
 
 def predicted_of(simulation: Simulation | PipelineSimulation) -> Predicted:
-    """Convert a simulation for a plan: of a pipeline, busiest stage's time, fullest's memory."""
+    """Convert a simulation to a plan's prediction; of a pipeline, the busiest stage's time and the
+    fullest's memory."""
     if isinstance(simulation, PipelineSimulation):
         busiest, bubble_s, host_s = simulation.busiest, simulation.bubble_s, 0.0
         communication_s = dict(busiest.communication_s)
@@ -132,7 +133,7 @@ def simulate_step(
         return _with_update(simulation, program, update, precision) if update else simulation
     if mesh is not None and mesh != program.mesh:
         raise ValueError(
-            f"the program is for mesh {program.mesh}, not for {mesh}; leave the mesh out."
+            f"the program is for mesh {program.mesh}, but mesh {mesh} is given; leave the mesh out."
         )
     return simulate_runs(
         program,
@@ -227,7 +228,8 @@ def check_some_fit(
         return
     if not candidates:
         raise PlanError(
-            f"no plan of the space can be partitioned; change the batch or the mesh. {problem}"
+            "no plan of the search space can be partitioned for this program; change the batch "
+            f"or the mesh. {problem}"
         )
     nearest = min(candidates, key=lambda c: c.predicted.peak_bytes - c.predicted.capacity_bytes)
     p = nearest.predicted
@@ -242,9 +244,7 @@ def check_some_fit(
 
 def time_parts(predicted: Predicted) -> dict[str, float]:
     """Split a step's seconds by name: compute, exposed communication by axes, bubble, update.
-
-    Exposed communication is attributed to axes in proportion to their communication.
-    """
+    Exposed communication is attributed to axes in proportion to their communication."""
     total = sum(predicted.communication_s.values())
     share = predicted.exposed_s / total if total else 0.0
     parts = {"compute": predicted.compute_s}

@@ -10,12 +10,12 @@ from shardweave.planners.schedules.table import Action, Kind, Table
 
 
 def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
-    """Make the table. Raises ValueError for fewer micro-batches than stages (2 per rank)."""
+    """Make the DualPipeV table. ValueError for fewer micro-batches than stages (2 per rank)."""
     assert chunks == 2
     if micro_batches < 2 * ranks:
         raise ValueError(
-            f"dualpipe-v on {ranks} ranks has {2 * ranks} stages, and needs as many micro-batches; "
-            f"found {micro_batches}."
+            f"schedule 'dualpipe-v' on {ranks} ranks needs at least {2 * ranks} micro-batches, "
+            f"found {micro_batches}; use more micro-batches, or 'zero-bubble-v'."
         )
     return tuple(_Rank(rank, ranks, micro_batches).actions() for rank in range(ranks))
 
@@ -53,7 +53,7 @@ class _Rank:
         return tuple(self.order)
 
     def cool_down(self, behind: int) -> None:
-        """Add the last backward passes; those of the second half defer their weight gradients."""
+        """Add the last backward passes; the second half of them defer their weight gradients."""
         count = self.rank + 1
         kind: Kind = "B"
         for index in range(count):

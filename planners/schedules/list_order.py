@@ -31,7 +31,7 @@ StageAt = tuple[int, int]
 
 @dataclass(frozen=True)
 class PassCosts:
-    """Costs of passes. pass_s: seconds of a pass of kind `F`, `I` or `W`, by (stage, rank).
+    """Costs of passes. pass_s: seconds of a pass of kind `F`, `I` or `W` of a (stage, rank).
     message_s: seconds of a message from one (stage, rank) to another."""
 
     pass_s: Callable[[StageAt, Kind], float]
@@ -61,9 +61,10 @@ def list_table(
 ) -> Table:
     """Search for the fastest order that fits; its backward passes are split into I and W.
 
-    others: orders to beat. fits: default: fewer than twice as many micro-batches in flight as on
-    the first rank in 1F1B, as in ZB-H2. placement: for stages at several ranks; None: each stage is
-    at one rank, and several assignments are tried. Raises ValueError if no order fits.
+    others: orders to compare with. fits: whether an order fits; default: fewer than twice as many
+    micro-batches in flight as on the first rank in 1F1B, as in ZB-H2. placement: for stages at
+    several ranks; None: each stage is at one rank, and several assignments are tried. Raises
+    ValueError if no order fits.
     """
     seconds = costs or UNIT_COSTS
     candidates = [_split(table) for table in others]
@@ -102,7 +103,7 @@ def _rounded(seconds: float) -> float:
 
 
 def most_weight_passes_in_flight(table: Table) -> int:
-    """Most passes F on a rank at once whose weight gradients are still to come."""
+    """Largest number of passes F on a rank at once whose weight gradients are still missing."""
     most = 0
     for actions in table:
         now = 0
@@ -114,7 +115,7 @@ def most_weight_passes_in_flight(table: Table) -> int:
 
 
 def time_of(table: Table, num_stages: int, costs: PassCosts) -> float:
-    """Seconds until the last rank is done, if each starts its next pass as soon as it can."""
+    """Seconds until the last rank is done, if each rank starts its next pass once it can."""
     done: dict[tuple[int, str, int], tuple[int, float]] = {}
     free = [0.0] * len(table)
     for rank, action in actions_in_order(table, num_stages):

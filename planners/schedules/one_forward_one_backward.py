@@ -9,9 +9,7 @@ from shardweave.planners.schedules.table import Action, Table
 
 def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
     """Make the GPipe table: all forward passes, then all backward (Huang et al. 2019, Sec. 2.3).
-
-    With several chunks, rank r runs stages r, r + ranks, .., one after another.
-    """
+    With several chunks, rank r runs stages r, r + ranks, .., one after another."""
     every = range(micro_batches)
     table: list[tuple[Action, ...]] = []
     for rank in range(ranks):
@@ -24,9 +22,7 @@ def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
 
 def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
     """Make the 1F1B table: a forward pass per later stage, then both kinds in turn, then the rest.
-
-    Source: Narayanan et al. 2021, Sec. 2.2.
-    """
+    Source: Narayanan et al. 2021, Sec. 2.2."""
     assert chunks == 1
     table: list[tuple[Action, ...]] = []
     for rank in range(ranks):
@@ -41,15 +37,13 @@ def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) ->
 
 
 def round_size(ranks: int, micro_batches: int) -> int:
-    """Number of micro-batches that a rank runs through one chunk before the next chunk.
-
-    Raises ValueError for micro-batches that do not divide into rounds of at least `ranks`.
-    """
+    """Number of micro-batches that a rank runs through one chunk before the next chunk. Raises
+    ValueError for micro-batches that do not divide into rounds of at least `ranks`."""
     rounds = max(1, micro_batches // ranks)
     if micro_batches % rounds:
         raise ValueError(
-            f"{micro_batches} micro-batches do not divide into {rounds} rounds on {ranks} stages; "
-            f"use a multiple of {ranks}."
+            f"{micro_batches} micro-batches do not divide into {rounds} rounds on {ranks} ranks; "
+            f"use a number of micro-batches that is a multiple of {ranks}."
         )
     return micro_batches // rounds
 
@@ -57,7 +51,7 @@ def round_size(ranks: int, micro_batches: int) -> int:
 def passes(
     rank: int, ranks: int, micro_batches: int, chunks: int, *, is_forward: bool
 ) -> Iterator[tuple[int, int]]:
-    """Yield (stage, micro-batch) of a rank's passes in order: a round through each chunk."""
+    """Yield a rank's passes in order, as (stage, micro-batch): a round through each chunk."""
     size = round_size(ranks, micro_batches)
     for first in range(0, micro_batches, size):
         for chunk in range(chunks) if is_forward else reversed(range(chunks)):
@@ -66,7 +60,7 @@ def passes(
 
 
 def interleaved(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
-    """Make the interleaved 1F1B table: depth first, two passes ahead for each later rank."""
+    """Make the interleaved 1F1B table. A rank runs two more passes ahead for each later rank."""
     table: list[tuple[Action, ...]] = []
     size = round_size(ranks, micro_batches)
     for rank in range(ranks):

@@ -35,11 +35,11 @@ class Schedule:
     is_v: bool = False
 
     def table(self, ranks: int, micro_batches: int, chunks: int) -> Table:
-        """Make the table of each rank's actions. Raises ValueError for impossible numbers."""
+        """Make the table of each rank's actions. ValueError if these numbers have no table."""
         if chunks < 1 or (self.fixed and chunks != self.chunks):
             raise ValueError(
-                f"schedule '{self.name}' has {self.chunks} stages on each rank, not {chunks}; give "
-                f"{ranks * self.chunks} stages, or another schedule."
+                f"schedule '{self.name}' puts {self.chunks} stages on each rank, not {chunks}; "
+                f"use {ranks * self.chunks} stages, or another schedule."
             )
         return self.make(ranks, micro_batches, chunks)
 

@@ -31,8 +31,8 @@ Table = tuple[tuple[Action, ...], ...]
 def actions_in_order(table: Table, num_stages: int) -> list[tuple[int, Action]]:
     """List all actions as (rank, action), in an order in which one process could run them.
 
-    This is the order in which they start if all take equally long and messages are free. Raises
-    ValueError for a deadlock, with the work that each rank waits for.
+    Actions are in the order in which they start if all take equally long and messages are free.
+    Raises ValueError for a deadlock, with the work that each rank waits for.
     """
     done: set[tuple[int, str, int]] = set()
     next_of = [0] * len(table)
@@ -45,9 +45,7 @@ def actions_in_order(table: Table, num_stages: int) -> list[tuple[int, Action]]:
             if at < len(actions) and needs_of(actions[at], num_stages) <= done
         ]
         if not ready:
-            raise ValueError(
-                f"the schedule does not end: {_stuck(table, next_of, done, num_stages)}."
-            )
+            raise ValueError(f"the schedule deadlocks: {_stuck(table, next_of, done, num_stages)}.")
         for rank, action in ready:
             next_of[rank] += 1
             done.update(gives_of(action))
@@ -56,7 +54,7 @@ def actions_in_order(table: Table, num_stages: int) -> list[tuple[int, Action]]:
 
 
 def gives_of(action: Action) -> list[tuple[int, str, int]]:
-    """List the work that an action completes as (stage, kind, micro-batch); B gives I and W."""
+    """List the work that an action completes: (stage, kind, micro-batch). B completes I and W."""
     kinds = "IW" if action.kind == "B" else action.kind
     return [(action.stage, kind, action.micro_batch) for kind in kinds]
 

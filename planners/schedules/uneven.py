@@ -89,8 +89,8 @@ def _in_groups(schedule: str, shares: Shares, chunks: int) -> list[list[Action]]
         table = find_schedule(schedule).table(len(shares), groups, chunks)
     except ValueError as error:
         raise PlanError(
-            f"schedule '{schedule}' runs {count} micro-batches in {groups} groups of {size}, the "
-            f"most ranks of a stage, as if each were one micro-batch: {error}"
+            f"schedule '{schedule}' cannot order the {count} micro-batches, which it runs in "
+            f"{groups} groups of {size} (the largest number of ranks of a stage): {error}"
         ) from error
     return [
         [
@@ -103,7 +103,8 @@ def _in_groups(schedule: str, shares: Shares, chunks: int) -> list[list[Action]]
 
 
 def takers_of(shares: Sequence[int]) -> list[int]:
-    """Assign each micro-batch to the rank that is furthest behind its number in `shares`."""
+    """Assign each micro-batch to the rank furthest behind its number in `shares`; return the
+    ranks."""
     total = sum(shares)
     taken = [0] * len(shares)
     takers: list[int] = []
@@ -116,12 +117,12 @@ def takers_of(shares: Sequence[int]) -> list[int]:
 
 
 def fitted_shares(shares: Shares, count: int) -> tuple[tuple[int, ...], ...]:
-    """Scale shares to `count` micro-batches. Raises PlanError if a stage has more ranks."""
+    """Scale shares to `count` micro-batches. PlanError if a stage has more ranks than that."""
     most = max(map(len, shares), default=0)
     if count < most:
         raise PlanError(
-            f"a stage is at {most} ranks, but a step has {count} micro-batches; give a larger "
-            "batch, or fewer ranks in 'shares'."
+            f"a stage has {most} ranks in 'shares', more than the {count} micro-batches of a "
+            "step; give a larger batch, or list fewer ranks in 'shares'."
         )
     return tuple(_fitted(own, count) for own in shares)
 
@@ -137,7 +138,7 @@ def _fitted(shares: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def shares_text(shares: Shares) -> str:
-    """Write shares as text for `cut-stages`: `8/5,3` for two stages, the second at two ranks."""
+    """Write shares as text for `cut-stages`: `8/5,3` for two stages, the second on two ranks."""
     return "/".join(",".join(map(str, own)) for own in shares)
 
 
@@ -146,8 +147,8 @@ def read_shares(text: str) -> tuple[tuple[int, ...], ...]:
     parts = [part.split(",") for part in text.split("/")]
     if not all(word.strip().isdecimal() for part in parts for word in part):
         raise ValueError(
-            f"shares '{text}': expected numbers of micro-batches by stage, such as 8/5,3 for two "
-            "stages, the second at two ranks."
+            f"shares '{text}' are malformed; write the micro-batches of each rank, ranks of a "
+            "stage separated by ',' and stages by '/', such as 8/5,3."
         )
     return tuple(tuple(map(int, part)) for part in parts)
 
@@ -156,12 +157,13 @@ def check_shares(shares: Shares, stages: int, micro_batches: int) -> None:
     """Raise PlanError unless shares match these numbers of stages and micro-batches."""
     if not shares or stages % len(shares):
         raise PlanError(
-            f"'shares' has {len(shares)} entries, expected one for each of {stages} stages, or for "
-            "the first of each rank's."
+            f"'shares' has {len(shares)} entries, which do not divide {stages} stages; give one "
+            "entry for each stage, or for each coordinate of the stage axis if ranks hold "
+            "several stages."
         )
     for stage, own in enumerate(shares):
         if not own or min(own) < 1 or sum(own) != micro_batches:
             raise PlanError(
-                f"the shares of stage {stage} are {list(own)}; expected 1 or more for each of its "
-                f"ranks, {micro_batches} in all, which are the micro-batches."
+                f"the shares of stage {stage} are {list(own)}; give each of its ranks 1 or more "
+                f"micro-batches, {micro_batches} in all."
             )

@@ -11,10 +11,8 @@ from shardweave.planners.schedules.table import Action, Kind, Table
 
 
 def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
-    """Make the ZB-H1 table: 1F1B, with weight gradients of rank r deferred by r micro-batches.
-
-    No rank holds more micro-batches than the first rank does in 1F1B.
-    """
+    """Make the ZB-H1 table: 1F1B in which rank r defers weight gradients by r micro-batches. No
+    rank holds more micro-batches than the first rank does in 1F1B."""
     size = round_size(ranks, micro_batches)
     table: list[tuple[Action, ...]] = []
     for rank in range(ranks):
@@ -37,8 +35,8 @@ def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
 def zero_bubble_h2(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
     """Make the ZB-H2 table: rank r runs 2 (ranks - 1 - r) passes ahead, and defers W by 2 r.
 
-    No rank waits once it has begun, if F, I and W take the same time.
-    Each rank holds up to 2 ranks - 1 micro-batches; in 1F1B the first rank holds `ranks`.
+    If F, I and W take the same time, no rank waits once it has begun. Each rank holds up to 2 ranks
+    - 1 micro-batches; in 1F1B the first rank holds `ranks`.
     """
     assert chunks == 1
     table: list[tuple[Action, ...]] = []
@@ -56,10 +54,10 @@ def zero_bubble_h2(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
 
 
 def zero_bubble_v(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
-    """Make the ZB-V table: stages r and 2 ranks - 1 - r on rank r, inputs and loss on rank 0.
+    """Make the ZB-V table: rank r runs stages r and 2 * ranks - 1 - r; rank 0 has inputs and loss.
 
-    There are no bubbles if F, I and W take the same time, and memory is at most that of 1F1B. Fewer
-    micro-batches than 2 ranks - 1 leave bubbles.
+    There are no bubbles if F, I and W take the same time and there are at least 2 * ranks - 1
+    micro-batches. Memory is at most that of 1F1B.
     """
     assert chunks == 2
     return tuple(_rank(rank, ranks, micro_batches) for rank in range(ranks))

@@ -33,7 +33,7 @@ from shardweave.planners.cost.memory import Storage, held_by, storages_of
 
 @dataclass(frozen=True)
 class PlaceMemory:
-    """Peak bytes on a rank during a run, without parameters and inputs.
+    """Peak bytes on a rank during one run, without parameters and inputs.
 
     parts: bytes at the peak: `activations`, `gradients` (with other sums over micro-batches) and
     `communication` (messages between stages).
@@ -49,7 +49,7 @@ def memory_of_places(program: Program) -> list[PlaceMemory]:
 
 
 def fullest(runs: Iterable[PlaceMemory]) -> PlaceMemory:
-    """Return the first of the runs with the most bytes; a PlaceMemory of 0 bytes without runs."""
+    """Return the (first) run with the most bytes; a PlaceMemory of 0 bytes without runs."""
     return max(runs, key=lambda run: run.peak_bytes, default=PlaceMemory())
 
 
@@ -71,7 +71,7 @@ def memory_of_runs(program: Program) -> list[list[PlaceMemory]]:
 
 
 def parameters_of_places(program: Program) -> list[int]:
-    """Bytes of the stored parameter shards that each coordinate on the stage axis reads."""
+    """Bytes of the stored parameter shards that each coordinate on the stage axis uses."""
     places = StagePlaces.of(program)
     held: list[dict[str, int]] = [{} for _ in range(program.needed_mesh().num_stages)]
     for function in functions_of(program).values():
@@ -175,10 +175,8 @@ class _Profile:
         self._peaks: dict[tuple[frozenset[_Name], bool], int] = {}
 
     def peak(self, dying: frozenset[_Name], *, adds: bool) -> int:
-        """Peak bytes of a run, relative to those in use before it.
-
-        dying: values that it reads last and frees. adds: its sums are added to existing ones.
-        """
+        """Peak bytes of a run, relative to the bytes in use before it. dying: values that it reads
+        last and frees. adds: whether its sums are added to existing sums."""
         if (dying, adds) not in self._peaks:
             gone = self.freed + self.added if adds else Counter(self.freed)
             for owner, names in _by_owner(dying, self.owners).items():

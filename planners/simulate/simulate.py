@@ -88,20 +88,20 @@ def simulate_by(
 def _mesh_of(program: Program, mesh: Mesh | None) -> Mesh:
     if is_staged(program):
         raise ValueError(
-            "the program is cut into stages, which are simulated run by run (sw.simulate, or "
-            "`shardweave simulate`)."
+            "the program is cut into stages, and this function simulates a program without "
+            "stages; use sw.simulate or `shardweave simulate`."
         )
     own = program.mesh
     if mesh is not None and own is not None and mesh != own:
         raise ValueError(
-            f"the program is for mesh {own}, not for {mesh}; leave the mesh out, or partition "
-            "the program for that mesh."
+            f"the program is partitioned for mesh {own}, but mesh {mesh} is given; leave the "
+            "mesh out, or partition the program for that mesh."
         )
     chosen = own or mesh or Mesh()
     if not program.is_local and chosen.num_devices > 1:
         raise ValueError(
-            f"the program is not partitioned for its mesh {chosen}: run the passes apply-plan, "
-            "propagate-shardings and insert-collectives on it first."
+            f"the program is not partitioned for its mesh {chosen}; first run the passes "
+            "apply-plan, propagate-shardings and insert-collectives on it."
         )
     return chosen
 

@@ -35,10 +35,9 @@ class Simulation(Timeline):
     """One step of a program on a cluster, in seconds and bytes of one rank.
 
     time_s = compute_s + slowdown_s + host_s + exposed_communication_s: ops at full speed, the time
-    they lose to concurrent communication, and the idle time of the compute stream, while it waits
-    for the host to issue an op, or for a collective.
-    communication_s, exposed_s: by mesh axes. op_end_s: time at which the compute stream is done
-    with each op of the program.
+    that they lose to concurrent communication, and the idle time of the compute stream while it
+    waits for the host to issue an op, and for a collective. communication_s, exposed_s: by mesh
+    axes. op_end_s: time at which the compute stream has finished each op of the program.
     """
 
     compute_s: float

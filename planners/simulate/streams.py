@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 class Flight:
     """A collective in flight. start_s, end_s: times at which it begins to move data, and ends.
 
-    devices: those that take part, if several are simulated. is_compute: it is compute on them, not
-    communication. slowdown: factor on the time of concurrent compute.
+    devices: the devices that take part, if several are simulated. is_compute: whether it stands for
+    compute on them, not communication. slowdown: factor on the time of concurrent compute.
     """
 
     resources: tuple[Hashable, ...]
@@ -36,12 +36,12 @@ class Flight:
 
 @dataclass(eq=False)
 class Streams:
-    """State of a rank's compute stream and collectives in flight.
+    """State of a rank's compute stream and of its collectives in flight.
 
-    slowdown: factor on the time of compute while a collective moves data, for those without one of
-    their own (of several, the largest counts). link_slowdown: factor on the time of collectives
-    while the device computes. now_s: current time of the compute stream. lost_s: seconds that
-    compute lost to concurrent collectives. landed: flights that ended since the last `advance`.
+    slowdown: factor on compute time while a collective without a slowdown of its own moves data (of
+    several, the largest counts). link_slowdown: factor on the time of collectives while the device
+    computes. now_s: current time of the compute stream. lost_s: seconds that compute lost to
+    concurrent collectives. landed: flights that ended since the last `advance`.
     """
 
     slowdown: float = 1.0
@@ -82,12 +82,10 @@ class Streams:
         is_compute: bool = False,
         slowdown: float | None = None,
     ) -> Flight:
-        """Start a collective that occupies a stream and links (`resources`) for `seconds`.
-
-        devices, is_compute: see `Flight`; `advance` uses them. slowdown: None: `self.slowdown`.
-        """
+        """Start a collective that occupies a stream and links (`resources`) for `seconds`. devices,
+        is_compute: see `Flight`; `advance` uses them. slowdown: None: `self.slowdown`."""
         if seconds == math.inf:
-            raise ValueError("a message takes for ever on the cluster's links; give faster ones.")
+            raise ValueError("a link of the cluster has no bandwidth; give it one above 0.")
         beside = self.slowdown if slowdown is None else slowdown
         flight = Flight(tuple(resources), seconds, devices, is_compute, beside)
         is_free = True

@@ -36,7 +36,7 @@ _MANY_BARS = 300
 
 
 class Event(NamedTuple):
-    """One op on one stream. stream: `compute`, or the axes of a collective, as `data,tensor`."""
+    """One op on a stream. stream: `compute`, or the axes of a collective, as `data,tensor`."""
 
     name: str
     layer: str
@@ -49,7 +49,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A simulated step, in seconds. lower_bound_s: no order of the same work takes less time.
+    """A simulated step, in seconds. lower_bound_s: time that no order of the same work can beat.
 
     time_s: without the optimizer's update, which follows. update: None if it is not simulated.
     """
@@ -123,9 +123,7 @@ class Timeline:
 
     def plot(self, path: str | Path) -> None:
         """Draw one row per stream over time, coloured by phase, to a file that matplotlib knows.
-
-        Ops of every second copy (sub-batch) are hatched. Raises ValueError without matplotlib.
-        """
+        Ops of every second copy (sub-batch) are hatched. Raises ValueError without matplotlib."""
         streams = stream_names(self.events)
         figure = new_figure(14, 1.7 + 0.7 * len(streams))
         from matplotlib.patches import Patch
@@ -168,8 +166,8 @@ def new_figure(width: float, height: float) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ValueError(
-            "pictures are drawn by matplotlib, which is not installed; install shardweave with its "
-            "extra 'plot': pip install 'shardweave[plot]'."
+            "drawing needs matplotlib, which is not installed; install shardweave with its extra "
+            "'plot': pip install 'shardweave[plot]'."
         ) from error
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
@@ -177,7 +175,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def stream_names(events: Iterable[Event]) -> list[str]:
-    """The streams in order: compute first, then those of communication by name."""
+    """The streams in order: compute, then the communication streams by name."""
     names = {event.stream for event in events}
     return sorted(names, key=lambda name: (name != COMPUTE, name))
 
@@ -193,7 +191,7 @@ def _is_odd(event: Event) -> bool:
 def bars_of(
     events: list[Event], total_s: float
 ) -> dict[tuple[str, bool], list[tuple[float, float]]]:
-    """(start, length) of bars in milliseconds, by phase and sub-batch; joins invisible bars."""
+    """Make (start, length) of bars in milliseconds, by phase and sub-batch; joins tiny bars."""
     least_s = total_s / _RESOLUTION
     joined: list[tuple[tuple[str, bool], float, float]] = []
     for event in events:

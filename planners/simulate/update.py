@@ -63,12 +63,13 @@ def simulate_update(
     precision: str = "",
     times: Sequence[float] = (),
 ) -> UpdateCost:
-    """Simulate a class of torch.optim updating all parameters of a program, after the first step.
+    """Simulate an update of all parameters by a class of torch.optim, after the first step.
 
     programs: one program: of a rank, of stages, or for one device. For the stages of a deep model
-    also a second one with more blocks: stage i has the parameters that this adds times[i] times.
-    For a class that needs matrices, AdamW updates the other parameters. precision: as for
-    `state_bytes`. Raises ValueError for another class, and for one that calls a closure.
+    also a second program with more blocks: the parameters that it has in addition count times[i]
+    times on stage i. For a class that needs matrices, AdamW updates the other parameters.
+    precision: as for `state_bytes`. Raises ValueError for another class, and for one that calls a
+    closure.
     """
     name = optimizer_class(optimizer).__name__
     stored = _counts(programs[0], precision)

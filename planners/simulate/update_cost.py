@@ -14,7 +14,7 @@ from shardweave.planners.cost.quantity import bytes_text, seconds_text
 
 @dataclass(frozen=True)
 class UpdateCost:
-    """Cost of an optimizer's update: for each number, the largest of any rank.
+    """Cost of an optimizer's update; each number is the largest of any rank.
 
     state_bytes: optimizer state. temporary_bytes: memory during the update alone: full values that
     a rank gathers, and temporaries of one parameter's update. states: state bytes by rank.
@@ -52,6 +52,7 @@ def optimizer_class(name: str) -> Callable[..., Optimizer]:
     cls = named.get(name.lower())
     if not (isinstance(cls, type) and issubclass(cls, Optimizer)) or cls is Optimizer:
         raise ValueError(
-            f"'{name}' is no optimizer of torch.optim; use the name of one, such as AdamW or Muon."
+            f"optimizer '{name}' is not in torch.optim; use the name of a class there, such as "
+            "AdamW or Muon."
         )
     return cls

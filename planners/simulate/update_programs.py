@@ -32,7 +32,8 @@ class _Captured:
 
 
 class Core(NamedTuple):
-    """Ops that need full values. held_bytes: bytes of their inputs and results, on the owner."""
+    """The part of an update that needs full values. held_bytes: bytes of its inputs and results, on
+    the owner."""
 
     parts: CutUpdate
     program: Program
@@ -41,7 +42,8 @@ class Core(NamedTuple):
 
 @dataclass(frozen=True)
 class PricedUpdate:
-    """Update of a parameter as programs. on_shards: run on a rank's shard, before and after `core`.
+    """The update of a parameter as programs. on_shards: the programs on a rank's shard, before and
+    after `core`.
 
     extra_bytes: temporaries while the update runs, besides full values or shards. joined: bytes of
     each sum, mean or norm that the ranks all-reduce.
@@ -71,8 +73,8 @@ def _captured(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> _Capture
         update = capture_update(made, [parameter], sizes, 0, calls, is_assumed=True)
     except (RuntimeError, NotImplementedError, TypeError, CaptureError) as error:
         raise ValueError(
-            f"the update of {name} cannot be simulated: it calls a closure, takes sparse gradients "
-            "alone, or makes tensors that are no state; use another class of torch.optim."
+            f"the step of optimizer {name} cannot be simulated: it calls a closure, needs sparse "
+            "gradients, or reads tensors outside its state; use another class of torch.optim."
         ) from error
     states = [x for x in pytree.tree_leaves(calls.state) if isinstance(x, Tensor) and x.is_meta]
     return _Captured(update, tuple((tuple(x.shape), x.dtype) for x in states), bool(assumed.asked))

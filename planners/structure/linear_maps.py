@@ -18,7 +18,7 @@ from shardweave.ir.sharding.rules import Rule, rule_of
 
 
 def repeated_dims(ops: Iterable[AtenOp]) -> dict[SSAValue, set[int]]:
-    """Find the dims of ops' results along which all elements are equal, because of an expand."""
+    """Find the dims of ops' results along which all elements are equal because of an expand."""
     repeated: dict[SSAValue, set[int]] = {}
     for op in ops:
         expands = spec_of(op).view == "expand"
@@ -47,9 +47,9 @@ Cut = tuple[DimSharding, ...]
 
 @dataclass(frozen=True)
 class LinearMap:
-    """A linear map or convolution of the forward pass with a parameter of its own.
+    """A linear map or convolution of the forward pass whose weight is a parameter.
 
-    weight: index of the weight among the operands. views: from `op` back to the parameter.
+    weight: index of the weight among the operands. views: the ops from `op` back to the parameter.
     contracted, produced: the factors of the input features (k) and output features (n) in its rule.
     """
 
@@ -65,7 +65,7 @@ class LinearMap:
         return rule_of(self.op)
 
     def factors_in(self, cut: Cut) -> Sequence[DimSharding] | None:
-        """Shardings of the rule's factors if the parameter is cut; None if a view loses the cut."""
+        """Shardings of the rule's factors if the parameter has sharding `cut`; None if lost."""
         carried: Cut | None = cut
         for view in reversed(self.views):
             rule = rule_of(view)
@@ -74,12 +74,12 @@ class LinearMap:
         return carried and self.rule.factors_of(self.rule.operands[self.weight], carried)
 
     def is_contracted_in(self, cut: Cut) -> bool:
-        """Whether a cut of the parameter shards the input features (k)."""
+        """Whether sharding `cut` of the parameter shards the input features (k)."""
         factors = self.factors_in(cut)
         return bool(factors and factors[self.contracted])
 
     def cut(self, factor: int, axis: str, size: int) -> Cut | None:
-        """Cut the parameter along factor k or n in plain shards; None if it does not divide."""
+        """Shard the parameter along factor k or n contiguously; None if this is uneven."""
         extent = self.rule.factors[factor].size
         if extent % size or size == 1:
             return None
@@ -113,10 +113,8 @@ def _sides(rule: Rule, weight: int) -> tuple[int, int] | None:
 def parameter_of(
     value: SSAValue, parameters: Collection[SSAValue]
 ) -> tuple[SSAValue, list[AtenOp]] | None:
-    """Trace a value back to a parameter through views, slices and float8 casts; None if it is none.
-
-    Also returns the ops on the way, the last first.
-    """
+    """Trace a value back to a parameter through views, slices and float8 casts; None if that fails.
+    Also returns the ops on the way, the last first."""
     views: list[AtenOp] = []
     while isinstance(op := value.owner, AtenOp) and (index := _kept_operand(op)) is not None:
         views.append(op)
@@ -137,7 +135,7 @@ def _kept_operand(op: AtenOp) -> int | None:
 
 
 def back_through(views: Sequence[AtenOp], cut: Cut) -> Cut | None:
-    """Carry the cut of a view back to its parameter; None if one of `views` loses it."""
+    """Carry the sharding of a view back to its parameter; None if one of `views` loses it."""
     for view in views:
         rule = rule_of(view)
         carried = rule.carry(rule.results[0], rule.operands[_kept_operand(view) or 0], cut)

@@ -36,7 +36,7 @@ from shardweave.planners.structure.linear_maps import (
 
 @dataclass(frozen=True)
 class Label:
-    """Sharding (`cut`) of a value by features that come from the linear maps `sources`."""
+    """The sharding (`cut`) of a value by features that linear maps, `sources`, produce."""
 
     cut: Cut
     sources: frozenset[AtenOp]
@@ -44,9 +44,11 @@ class Label:
 
 @dataclass(frozen=True)
 class Pair:
-    """Linear maps that are sharded along their outputs together, and the ops that contract these.
+    """Column-parallel linear maps that must be sharded together, and the ops that contract their
+    outputs.
 
-    columns: the maps; ends: the contracting ops; in program order. cuts: of all their parameters.
+    columns: the maps; ends: the contracting ops; both in program order. cuts: the shardings of all
+    their parameters.
     """
 
     columns: tuple[AtenOp, ...]
@@ -63,25 +65,25 @@ def parallel_pairs(
     stacked: Mapping[AtenOp, int] | None = None,
     among: Mapping[LinearMap, int] | None = None,
 ) -> dict[SSAValue, Cut]:
-    """Cut the parameters of column- and row-parallel maps over an axis of `size`.
+    """Shard the parameters of column- and row-parallel maps over an axis of `size`.
 
     uneven: is filled with the maps that stay replicated because their features do not divide by
-    `size`, and a description of these ("4 groups of 6 features (such as heads)").
-    stacked: maps whose output features are several equal groups, each to be cut; by their number.
-    among: restricts the maps to cut; values are the numbers of features of the first device.
+    `size`, and a description of these ("4 groups of 6 features (such as heads)"). stacked: maps
+    whose output features are several equal groups, each to be sharded, and the number of groups.
+    among: the only maps to shard, and the number of features on the first device.
     """
     analysis = _separable(program, axis, size, uneven, stacked, among)
     return {value: cut for value, (cut, _) in analysis.cuts.items()}
 
 
 def separable_maps(program: Program, axis: str, size: int) -> dict[AtenOp, Cut]:
-    """Return the maps that `parallel_pairs` cuts along their outputs, with the outputs' cuts."""
+    """Return the maps that `parallel_pairs` shards along outputs, with the outputs' shardings."""
     analysis = _separable(program, axis, size)
     return {op: analysis.labels[op.results[0]].cut for op in analysis.together}
 
 
 def find_pairs(program: Program, axis: str, size: int) -> list[Pair]:
-    """Group the maps of `parallel_pairs` that must be cut together, in program order."""
+    """Group linear maps that must be sharded together (`parallel_pairs`), in program order."""
     analysis = _separable(program, axis, size)
     return [
         Pair(

@@ -13,16 +13,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One way to train. Degrees multiply to the number of devices.
+    """One way to train. The product of its degrees is the number of devices.
 
     zero: ZeRO stage. data_bucket_mib, zero_bucket_mib: largest message, in MiB, of gradients
-    without and with ZeRO. micro_batches: of a replica's share of the batch. chunks: pieces of the
-    model on each pipeline stage (interleaved stages). recompute, schedule: policies of the
-    passes `rematerialize` and `overlap-communication`; "none" is without them. replica: how many of
-    the data-parallel devices hold the same shards, where ZeRO divides among fewer than all (`data`
-    over it). context: the degree that cuts sequences. sub_batches: of a micro-batch, interleaved.
-    order: of micro-batches on stages. recomputed_share: of the blocks of each stage, in which
-    `recompute` is done.
+    without and with ZeRO. micro_batches: number in a replica's share of the batch. chunks: number
+    of stages on each pipeline rank (interleaved stages). recompute, schedule: policies of the
+    passes `rematerialize` and `overlap-communication`; "none" is without them. replica: number of
+    data-parallel devices that hold the same shards, if ZeRO shards over fewer than all (over `data`
+    of them). context: the degree that shards sequences. sub_batches: number in a micro-batch,
+    interleaved. order: order of micro-batches on stages. recomputed_share: share of the blocks of
+    each stage that `recompute` recomputes.
     """
 
     data: int = 1
@@ -83,10 +83,10 @@ FEATURES = (
 class SpaceTable:
     """Configurations as arrays, one row each.
 
-    columns: sizes as they are, for formulas. features: each in [0, 1], for models: logarithms of
-    sizes over their largest one (log2 x / log2 max, as in the released code), and of what is no
-    size (ZeRO stages too), a one-hot column for each value but the first; that of a recomputation
-    policy holds the share of blocks that use it. Quantities that never vary have no column.
+    columns: sizes as they are, for formulas. features: numbers in [0, 1], for models: logarithms of
+    sizes over their largest (log2 x / log2 max, as in the released code); for choices that are not
+    sizes (ZeRO stages too), a one-hot column for each value but the first; for a recomputation
+    policy the share of blocks that use it. A quantity that never varies has no column.
     """
 
     configurations: Sequence[Configuration]

@@ -32,8 +32,8 @@ Status = Literal["ok", "out_of_memory", "crashed", "timed_out"]
 class Outcome:
     """Result of a trial.
 
-    times_s: of its steps, if it is ok. peak_bytes: of the fullest device; None if it is not known.
-    message: what went wrong, or what else is to be known.
+    times_s: seconds of its steps, if it is ok. peak_bytes: on the fullest device; None if unknown.
+    message: what went wrong, or other information for the user.
     """
 
     status: Status
@@ -45,8 +45,8 @@ class Outcome:
         is_measured = bool(self.times_s) and all(0 < t < float("inf") for t in self.times_s)
         if (self.status == "ok") != is_measured:
             raise ValueError(
-                f"a trial that is {self.status} has step times {self.times_s}; give one that is ok "
-                "at least one time above 0, and others none."
+                f"a trial of status {self.status} has step times {self.times_s}; give positive "
+                "times for status ok, and none otherwise."
             )
 
     @property
@@ -56,7 +56,8 @@ class Outcome:
 
     @property
     def variance(self) -> float:
-        """Variance of the mean throughput: the samples' variance over their number; 0 for one."""
+        """Variance of the mean throughput: the steps' variance over their number; 0 for one
+        step."""
         if len(self.times_s) < 2:
             return 0.0
         return statistics.variance(1 / t for t in self.times_s) / len(self.times_s)
@@ -109,7 +110,7 @@ _read_record = parts.record_of(
 class TrialFile:
     """A file of trials, open for one search: `with TrialFile.open(path, problem) as file`.
 
-    records: the trials in it. notes: what was found on opening that a user should know.
+    records: the trials in it. notes: what a user should know about the file as it was opened.
     """
 
     path: Path
@@ -120,17 +121,17 @@ class TrialFile:
     @staticmethod
     @contextmanager
     def open(path: str | Path, problem: Mapping[str, Any]) -> Generator[TrialFile]:
-        """Make the file, or read the one that is there and go on with it.
+        """Create the file, or open an existing one to continue its search.
 
-        problem: JSON data that says what is searched; trials of another problem say nothing about
-        it. Raises PlanError for a file of another problem, one that is no file of trials, or
-        one that another search has open.
+        problem: JSON data that describes the search; trials of another problem do not count for it.
+        Raises PlanError for a file of another problem, for a file that holds no trials, and for one
+        that another search has open.
         """
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
             raise PlanError(
-                f"trials '{path}' cannot be written: {error.strerror}; give the path of a file."
+                f"the trials file '{path}' cannot be written: {error.strerror}; give another path."
             ) from error
         file = TrialFile(Path(path), descriptor)
         try:
@@ -150,8 +151,8 @@ class TrialFile:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise PlanError(
-                f"trials '{self.path}' are in use by another search; wait for it, or give another "
-                "file."
+                f"the trials file '{self.path}' is in use by another search; wait for its end, "
+                "or give another file."
             ) from error
 
     def _read(self, problem: dict[str, Any]) -> None:
@@ -186,15 +187,16 @@ class TrialFile:
         content = cast("dict[str, Any]", header) if isinstance(header, dict) else {}
         if content.get("format") != FORMAT or not isinstance(content.get("problem"), dict):
             raise PlanError(
-                f"{self.path}:1: not a file of trials, whose first line has the format "
-                f"'{FORMAT}' and a problem; give another file."
+                f"{self.path}:1: the first line of a trials file must hold the format '{FORMAT}' "
+                "and a problem; give a file that a search has written, or a new one."
             )
         own = cast("dict[str, Any]", content["problem"])
         for key in dict.fromkeys([*problem, *own]):
             if own.get(key) != problem.get(key):
                 raise PlanError(
-                    f"trials '{self.path}' are of another problem: its {key} is {own.get(key)!r}, "
-                    f"this one's is {problem.get(key)!r}; give another file."
+                    f"the trials file '{self.path}' is of another search: it has {key} "
+                    f"{own.get(key)!r}, but this search has {problem.get(key)!r}; give another "
+                    "file."
                 )
 
     def add(self, record: Record) -> None:
@@ -205,13 +207,13 @@ class TrialFile:
         line = (json.dumps(data) + "\n").encode()
         written = os.write(self._descriptor, line)
         if written != len(line):
-            raise OSError(f"only {written} of {len(line)} bytes could be written to '{self.path}'")
+            raise OSError(f"wrote only {written} of {len(line)} bytes to '{self.path}'; free space")
         os.fsync(self._descriptor)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a real trial: steps, seconds in all, and seconds of a step above which it ends early."""
+    """Limits of a real trial: steps, seconds, and the step time above which it ends early."""
 
     steps: int
     time_limit_s: float
@@ -224,9 +226,9 @@ Launch = Callable[[Plan, Limits], Outcome]
 
 @dataclass(frozen=True)
 class Host:
-    """The services of a planner's caller.
+    """Services of the program that calls a planner.
 
-    launch: None where real trials cannot be made. tell: a callback, given a line after every trial.
+    launch: runs a real trial; None if it cannot. tell: a callback for a line after every trial.
     """
 
     launch: Launch | None = None
@@ -260,7 +262,7 @@ def launch_of(host: Host | None, planner: str) -> Launch:
     if host is None or host.launch is None:
         option = "-O trials=10" if planner == "amp" else "-O real=true"
         raise PlanError(
-            "real trials train a model, and here is only a program; name a model, as in "
+            "real trials train a model, but only a program is given; name a model, as in "
             f"`shardweave plan gpt:layers=2,hidden=64 --planner {planner} {option}`."
         )
     return host.launch
@@ -268,11 +270,11 @@ def launch_of(host: Host | None, planner: str) -> Launch:
 
 @dataclass(eq=False)
 class RealTrials:
-    """Trains by plans, one after the other, and knows how long the fastest took.
+    """Trains by several plans, one after another, and knows the step time of the fastest.
 
-    steps, time_limit_s: of a trial. slow: a trial ends when `driver.training.training.ENOUGH_SLOW`
-    steps took more than so many times a step of the fastest trial; 0: never. fastest_s: a step of
-    it.
+    steps, time_limit_s: limits of a trial. slow: a trial ends when
+    `driver.training.training.ENOUGH_SLOW` steps took more than this many times a step of the
+    fastest trial; 0: never. fastest_s: seconds of a step of the fastest trial.
     """
 
     launch: Launch
@@ -284,8 +286,8 @@ class RealTrials:
     def __post_init__(self) -> None:
         if self.slow and self.slow < 1:
             raise PlanError(
-                f"slow is {self.slow:g}, and would end trials faster than the fastest; give a "
-                "number above 1, or 0 to end none."
+                f"slow is {self.slow:g}, but trials are ended when they are that many times "
+                "slower than the fastest; give a number above 1, or 0 to end none."
             )
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
@@ -301,6 +303,6 @@ class RealTrials:
 
 
 def measured(outcome: Outcome) -> Predicted:
-    """Prediction from a real trial; its share of compute is not measured."""
+    """Make a prediction from a real trial; its share of compute is not measured."""
     memory = {} if outcome.peak_bytes is None else {"peak": outcome.peak_bytes}
     return Predicted(fmean(outcome.times_s), memory_bytes=memory, source="measured")

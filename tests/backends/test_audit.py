@@ -59,7 +59,7 @@ def test_source_that_does_more_is_refused_with_its_line(code: str, said: str) ->
 @pytest.mark.parametrize("place", ["import torch\n", "def step"])
 def test_source_with_another_header_is_refused(place: str) -> None:
     source = emit(PROGRAM).replace(place, f"import os\n{place}", 1)
-    with pytest.raises(SourceError, match="other statements than its header"):
+    with pytest.raises(SourceError, match="emitted source must be its header"):
         load_step(source)
 
 

@@ -114,5 +114,5 @@ def test_graph_of_a_step_that_sends_messages_is_refused() -> None:
     )
     backend = DistributedBackend(runtime, cuda_graph=True)
     program: Any = None
-    with pytest.raises(ValueError, match="a graph of those is not supported; leave it out"):
+    with pytest.raises(ValueError, match="CUDA graphs with collectives are not supported"):
         backend.load(program)

@@ -180,7 +180,7 @@ def test_a_model_or_mesh_that_does_not_fit_the_program_is_explained() -> None:
         step_of_copy(capture(model, args=(x,)), OfX())
     _, _, program = captured(GPT)
     other = build_example(GPT.replace("hidden=16", "hidden=8"), dtype=torch.float64).module
-    with pytest.raises(ValueError, match=r"has shape \(32, 8\).*program has \(32, 16\)"):
+    with pytest.raises(ValueError, match=r"has shape \(32, 8\).*program expects \(32, 16\)"):
         step_of_copy(program, other)
     with pytest.raises(ValueError, match="but 1 process runs"):
         step_of_copy(mlp_program(), MLPModel())

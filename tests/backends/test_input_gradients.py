@@ -62,7 +62,7 @@ def test_given_program_without_the_gradient_of_an_input_refuses_one_that_require
     x, offset = inputs()
     model = Scaled()
     step = step_of_copy(capture(model, (x.detach(), offset)), model)
-    with pytest.raises(ValueError, match="input 'x' requires a gradient, but the one that the"):
+    with pytest.raises(ValueError, match="input 'x' requires a gradient, but the example"):
         step(x, offset)
 
 

@@ -50,5 +50,5 @@ def test_step_runs_on_a_backend_of_ones_own_after_its_passes(counting: None) -> 
 
 
 def test_name_of_another_backend_is_refused() -> None:
-    with pytest.raises(ValueError, match="there is a backend 'triton' already"):
+    with pytest.raises(ValueError, match="a backend 'triton' is registered already"):
         sw.register_backend("triton", make)

@@ -181,7 +181,7 @@ def test_positions_on_the_host_make_no_mask_for_queries_elsewhere(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"key_positions": None}, "of both queries and keys"),
+        ({"key_positions": None}, "for both queries and keys"),
         ({"query_positions": torch.arange(3)}, "one for each query"),
     ],
 )

@@ -204,7 +204,7 @@ def make_small_mesh() -> None:
 
 
 def test_a_world_of_another_size_is_named() -> None:
-    with pytest.raises(RankError, match="3 devices, but 2 processes were started"):
+    with pytest.raises(RankError, match="3 devices, but 2 processes run"):
         run_ranks(make_small_mesh, 2)
 
 

@@ -22,5 +22,5 @@ def test_plan_is_the_fastest_of_its_trials_and_follows_from_the_seed(tmp_path: P
     assert "the fastest of 8 trials" in found.reasons[0]
     again = plan(program, None, "random", cluster=cluster, trials=8, seed=1)
     assert again.to_json() == found.to_json()
-    with pytest.raises(ValueError, match="another problem: its cluster"):
+    with pytest.raises(ValueError, match="another search: it has cluster"):
         plan(program, None, "random", cluster="testbed", file=file)

@@ -343,5 +343,5 @@ def test_published_rows_refine_a_cluster(
     header, *rows = (FOLDER / "vtrain_single.csv").read_text().splitlines()
     file.write_text("\n".join([header, *rows[:200:40]]) + "\n")
     assert calibrate.main(["dgx-a100", str(file), "-o", str(out)]) == 0
-    assert "of a run that is left out of the fit" in capsys.readouterr().out
+    assert "for runs that are left out of the fit" in capsys.readouterr().out
     assert load_cluster(out).devices.keys() == find_cluster("dgx-a100").devices.keys()

@@ -169,16 +169,16 @@ def started(path: Path, model: nn.Module | None = None, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mesh": "data=4"}, "for mesh data=2, not data=4"),
-        ({"zero": 3}, "zero=3 is asked for, .* was made with zero=0; leave zero out"),
+        ({"mesh": "data=4"}, "for mesh data=2, but mesh data=4 is given"),
+        ({"zero": 3}, "zero=3 is given, but .* was made with zero=0; leave zero out"),
         (
             {"plan": {"*.weight": "[{}, {}]"}},
-            "plan=.* is asked for, and .* was made with plan=megatron",
+            "plan=.* is given, but .* was made with plan=megatron",
         ),
-        ({"precision": "bf16"}, "precision=bf16 is asked for"),
-        ({"backend": "inductor"}, "backend=inductor is asked for"),
-        ({"validate": True}, "a given artifact runs as it is; leave validate out"),
-        ({"program": "step.mlir"}, "leave artifact out"),
+        ({"precision": "bf16"}, "precision=bf16 is given"),
+        ({"backend": "inductor"}, "backend=inductor is given"),
+        ({"validate": True}, "a given artifact is run unchanged, so that validate would"),
+        ({"program": "step.mlir"}, "so that artifact would have no effect"),
         ({"train": False}, "list of modules in evaluation mode is .*fc_in.*, and was empty"),
     ],
 )
@@ -230,7 +230,9 @@ def test_other_models_settings_and_calls_are_refused(
 @pytest.mark.parametrize("name", ["shardweave", "torch", "python"])
 def test_other_versions_are_refused_by_name(path: Path, name: str) -> None:
     rename(path, "versions", lambda versions: versions.update({name: "0.0"}))
-    with pytest.raises(sw.ArtifactError, match=f"was made with {name} 0.0, and this is {name}"):
+    with pytest.raises(
+        sw.ArtifactError, match=f"was made with {name} 0.0, but this process has {name}"
+    ):
         started(path)
 
 
@@ -240,7 +242,7 @@ def test_loss_that_is_a_function_is_given_again(tmp_path: Path) -> None:
 
     made = tmp_path / "step"
     sw.precompile(Model(), example(), artifact=made, loss=last)
-    with pytest.raises(sw.ArtifactError, match=r"was made with loss=.*; give loss as it was"):
+    with pytest.raises(sw.ArtifactError, match=r"was made with loss=.*; give the same loss here"):
         started(made)
     started(made, loss=last)
 
@@ -260,7 +262,7 @@ def test_damaged_and_edited_files_are_refused(path: Path, tmp_path: Path) -> Non
         started(other)
     with pytest.raises(sw.ArtifactError, match="cannot be read: No such file"):
         started(tmp_path / "none")
-    with pytest.raises(ValueError, match="name it, as in artifact="):
+    with pytest.raises(ValueError, match="give it, as artifact="):
         sw.precompile(Model(), example())
 
 

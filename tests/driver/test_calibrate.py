@@ -103,9 +103,12 @@ def test_command_refines_a_preset_by_steps_of_plans(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("model,mesh,step_ms\n", ":1: the header has no column 'plan'"),
+        ("model,mesh,step_ms\n", ":1: the header lacks the column 'plan'"),
         (rows(("data=2", "nan")), ":2: step_ms is 'nan'"),
-        (rows(("data=2", 1), ("", 1)), ":3: the row has too many cells, or no model or plan"),
+        (
+            rows(("data=2", 1), ("", 1)),
+            ":3: the row has too many cells, or its model or plan is empty",
+        ),
         (rows(("data=2", 1), ("data=4", 1), ("tensr", 1)), ":4: mesh 'tensr'"),
     ],
 )

@@ -48,7 +48,7 @@ def test_lock_of_a_process_that_ended_is_taken_over_and_said(tmp_path: Path) -> 
         save_checkpoint(tmp_path, 1, {"model": nn.Linear(2, 2)})
     assert at[0].filename == __file__
     assert os.listdir(tmp_path) == ["checkpoint-1"]
-    with pytest.raises(CheckpointError, match="took this save over"):
+    with pytest.raises(CheckpointError, match="took over this save"):
         lock.check()
 
 

@@ -258,9 +258,12 @@ def test_processes_without_a_mesh_are_an_error(
         ({"passes": "no-such-pass"}, "there is no pass 'no-such-pass'"),
         ({"mesh": "data:2"}, "expected NAME=SIZE"),
         ({"mesh": "data=-1"}, "-1 stands for the processes that are left"),
-        ({"max_programs": 0}, "max_programs=0 keeps no program; give 1 or more"),
-        ({"plan": {"pipeline": {"micro_batches": 1}}}, "'pipeline' has none. Give a whole plan"),
-        ({"loss": "foo"}, "loss='foo' names no tensor of what forward returns"),
+        ({"max_programs": 0}, "max_programs=0 would keep no program; give 1 or more"),
+        (
+            {"plan": {"pipeline": {"micro_batches": 1}}},
+            "'pipeline' maps to something else. Give a whole plan",
+        ),
+        ({"loss": "foo"}, "loss='foo' names no tensor among the outputs of forward"),
     ],
 )
 def test_bad_argument_is_an_error_that_says_what_is_expected(
@@ -390,5 +393,5 @@ def test_cluster_of_other_than_the_processes_is_an_error_before_planning(
 
 
 def test_cluster_beside_a_plan_is_refused(mlp: MLP, batch: dict[str, Tensor]) -> None:
-    with pytest.raises(ValueError, match="cluster is what a planner plans for, and the plan is"):
+    with pytest.raises(ValueError, match="cluster= is for planners, but a plan is given"):
         compile_copy(mlp, kwargs=batch, cluster="testbed", plan={}, backend="reference")

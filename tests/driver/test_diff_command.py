@@ -115,7 +115,7 @@ def test_exit_code_is_as_git_has_it(files: tuple[str, str], capsys: Captured) ->
 
 def test_both_programs_cannot_be_standard_input(capsys: Captured) -> None:
     assert main(["diff", "-", "-"]) == 1
-    assert "give the path of one of them" in capsys.readouterr().err
+    assert "give the path of at least one" in capsys.readouterr().err
 
 
 def test_program_that_cannot_be_simulated_says_why(files: tuple[str, str]) -> None:

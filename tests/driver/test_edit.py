@@ -199,9 +199,12 @@ def test_unknown_op_is_answered_at_its_name_with_those_that_are_near(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--mesh", "data=4"], "is for mesh data=2,tensor=2, not data=4; leave the mesh out"),
-        (["--validate"], "a given program runs as it is; leave validate out"),
-        (["--passes", "cse"], "a given program runs as it is; leave passes out"),
+        (
+            ["--mesh", "data=4"],
+            "is for mesh data=2,tensor=2, but mesh data=4 is given; leave the mesh out",
+        ),
+        (["--validate"], "a given program is run unchanged, so that validate would"),
+        (["--passes", "cse"], "a given program is run unchanged, so that passes would"),
     ],
 )
 def test_program_is_run_as_it_is(

@@ -221,7 +221,7 @@ def test_command_shows_plans_beside_one_another(tmp_path: Path, capsys: Captured
     assert "tensor" in dict(moments[1]["rail"])
     assert "tensor" not in dict(moments[2]["rail"])
     assert main(["explore", str(source), *options, "--passes", "cse", *rest]) == 1
-    assert "leave --passes and --mesh out" in capsys.readouterr().err
+    assert "leave out --passes and --mesh" in capsys.readouterr().err
 
 
 def test_notebook_shows_the_page_in_a_frame() -> None:

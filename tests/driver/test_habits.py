@@ -98,7 +98,7 @@ def test_plan_of_a_program_captured_by_position_names_inputs_as_forward_does() -
 
 
 def test_product_of_two_dtypes_is_refused_with_its_line() -> None:
-    with pytest.raises(sw.CaptureError, match=r"test_habits.py.*same dtype.*float64 and torch.flo"):
+    with pytest.raises(sw.CaptureError, match=r"test_habits.py.*one dtype.*float64 and torch.flo"):
         compiled(Scaled(), X.double())
 
 
@@ -116,7 +116,9 @@ def test_zero_stores_parameters_in_shards() -> None:
     torch.testing.assert_close(step(X)[0], in_eager(model, X)[0])
     with pytest.raises(ValueError, match="no ZeRO stage"):
         compiled(Scaled(), zero=4)
-    with pytest.raises(ValueError, match="shards over an axis 'data', which the mesh tensor=2"):
+    with pytest.raises(
+        ValueError, match="parameters over the axis 'data', which the mesh tensor=2"
+    ):
         sw.compile(Scaled(), (X,), mesh="tensor=2", zero=1, backend="reference")
 
 
@@ -127,14 +129,14 @@ def test_model_that_something_else_wraps_is_refused() -> None:
         with pytest.raises(ValueError, match=r"pass model\.module"):
             compiled(wrapped)
     scripted = torch.jit.ScriptModule.__new__(torch.jit.ScriptModule)
-    with pytest.raises(ValueError, match="one of TorchScript's; pass the one in Python"):
+    with pytest.raises(ValueError, match="a TorchScript module; pass the Python module"):
         compiled(scripted)
-    with pytest.raises(ValueError, match=r"pass the model that was compiled, model._orig_mod"):
+    with pytest.raises(ValueError, match=r"pass the original model, model._orig_mod"):
         compiled(torch.compile(Scaled(), backend="eager"))  # type: ignore[arg-type]
 
 
 def test_mesh_of_another_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="not a list"):
+    with pytest.raises(ValueError, match="mesh is a list, expected"):
         sw.compile(Scaled(), (X,), mesh=[2], backend="reference")  # pyright: ignore[reportArgumentType]
 
 
@@ -142,7 +144,7 @@ def test_compiled_model_is_not_pickled_and_says_so() -> None:
     step = compiled(Scaled())
     with pytest.raises(TypeError, match=r"its model\.full_state_dict\(\)"):
         torch.save(step, io.BytesIO())
-    with pytest.raises(TypeError, match=r"sw\.save_checkpoint, .*copy\.deepcopy"):
+    with pytest.raises(TypeError, match=r"sw\.save_checkpoint or .*copy\.deepcopy"):
         pickle.dumps(step)
 
 
@@ -191,7 +193,7 @@ def test_state_of_another_kind_of_optimizer_is_refused(tmp_path: Path) -> None:
     adam.step()
     sw.save_checkpoint(tmp_path, 1, {"model": step, "optimizer": adam})
     other = torch.optim.SGD(step.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="'optimizer' is of another kind"):
+    with pytest.raises(ValueError, match="'optimizer' is of another class"):
         sw.load_checkpoint(tmp_path, {"model": step, "optimizer": other})
 
 
@@ -233,7 +235,7 @@ def test_part_of_the_model_may_have_the_name_of_such_an_attribute() -> None:
 
 
 def test_processes_do_not_share_the_memory_of_a_compiled_model() -> None:
-    with pytest.raises(ValueError, match="ranks of its mesh"):
+    with pytest.raises(ValueError, match="give a mesh such as data=2"):
         compiled(Scaled()).share_memory()
 
 
@@ -324,7 +326,7 @@ def test_tensor_or_module_of_a_step_is_not_replaced() -> None:
 
 def test_step_is_not_transformed_by_torch_func() -> None:
     step = compiled(Scaled())
-    with pytest.raises(ValueError, match=r"which torch.func \(vmap, grad"):
+    with pytest.raises(ValueError, match=r"^torch.func \(vmap, grad"):
         torch.vmap(lambda x: step(x[None])[0])(X)
 
 

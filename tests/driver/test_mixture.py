@@ -160,7 +160,9 @@ def test_a_capacity_needs_experts() -> None:
         build_example("hf:gpt2:tiny,capacity=1.5")
     with pytest.raises(ValueError, match=r"give experts=\.\. too"):
         build_example("gpt:capacity=1")
-    with pytest.raises(ValueError, match="cannot choose choices=2 of experts=1"):
+    with pytest.raises(
+        ValueError, match="choices=2 experts for each token are more than experts=1"
+    ):
         build_example("gpt:experts=1")
 
 

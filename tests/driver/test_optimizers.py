@@ -64,7 +64,7 @@ def gathered(names: list[str]) -> list[tuple[str, ...]]:
         if case[0] in names:
             errors_of(options, [case], is_even=False)
             ops.append(tuple(GATHERED))
-    with pytest.raises(ValueError, match=r"^the step of Averaging sends messages itself \(c10d"):
+    with pytest.raises(ValueError, match=r"^the step of Averaging communicates itself \(c10d"):
         errors_of(options, [("Averaging", {})], is_even=False)
     return ops
 

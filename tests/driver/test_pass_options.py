@@ -136,7 +136,7 @@ def test_pass_that_changes_a_result_leaves_the_program_before_it(tmp_path: Path)
     [
         (["--stop-after", "merge"], "pass 'merge' is not in the pipeline; it has cse, dce."),
         (["--print-before", "merge"], "pass 'merge' is not in the pipeline; it has cse, dce."),
-        (["--dump-dir", __file__], "is a file, expected a folder"),
+        (["--dump-dir", __file__], "is a file, but a folder is needed"),
     ],
 )
 def test_wrong_options_are_answered_before_any_pass_runs(

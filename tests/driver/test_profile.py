@@ -141,7 +141,7 @@ def test_launcher_gets_the_number_of_each_rank_from_its_shell() -> None:
 
 
 def test_processes_that_do_not_fill_nodes_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 processes do not make nodes of 2"):
+    with pytest.raises(ValueError, match="3 processes do not divide into nodes of 2"):
         profile_machine(3, per_node=2)
 
 

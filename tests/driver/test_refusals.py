@@ -102,11 +102,11 @@ HALVES = torch.zeros(1, 1, 2, 4)
 FOUR_GROUPS = torch.empty(4, dtype=torch.int64, device="meta").expand(2, 4)
 
 REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
-    "long axis": (lambda: Mesh(data=MOST_DEVICES + 1), "mesh axis 'data' is longer than"),
+    "long axis": (lambda: Mesh(data=MOST_DEVICES + 1), "mesh axis 'data' must have at most"),
     "large mesh": (lambda: Mesh(data=MOST_DEVICES, tensor=2), "has more than .* devices; use a"),
     "two stage axes": (
         lambda: Mesh([Axis("a", 2, "stage"), Axis("b", 2, "stage")]),
-        r"mesh axes \['a', 'b'\]: several are of kind stage; give one at most",
+        r"mesh axes \['a', 'b'\]: at most one may be of kind stage",
     ),
     "schedule": (
         lambda: find_schedule("1fb1"),
@@ -118,61 +118,64 @@ REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
     ),
     "device of two stages": (
         lambda: devices_of_plan(plan_in_stages((0,), (0,)), Mesh.parse("stage=2")),
-        "the plan's stages use device 0 twice; give each rank its own",
+        "the plan's 'ranks' list device 0 twice; list each device once",
     ),
     "device of two predicted stages": (
         lambda: predict_plan(step(SMALL), plan_in_stages((0,), (0,)), find_cluster("testbed")),
-        "use device 0 twice",
+        "list device 0 twice",
     ),
     "more stages than ranks": (
         lambda: predict_plan(step(SMALL), plan_in_stages(stages=3), find_cluster("testbed")),
-        "the plan has 3 stages, but the mesh .* has devices for 2; make the one a multiple",
+        "the plan has 3 stages, which is not a multiple of the 2 ranks of the stage axis",
     ),
-    "message for ever": (lambda: Streams().start(float("inf"), ["link"]), "takes for ever on the"),
+    "message for ever": (lambda: Streams().start(float("inf"), ["link"]), "has no bandwidth"),
     "no plans": (
         lambda: explore(step(SMALL), {}, "testbed"),
         "there are no plans to show; give one or more",
     ),
     "no value": (
         lambda: run_reference(step(SMALL), {}),
-        r"no tensor for param 'w': give one of shape \(8, 8\) and torch.float64 under",
+        r"no tensor was given for param 'w'; give a tensor of shape \(8, 8\) and torch.float64 under",
     ),
     "dropout in attention": (
         lambda: plain_attention(HALVES, HALVES, HALVES, dropout_p=0.5),
-        "attention: found dropout 0.5, expected 0; capture without it",
+        "attention has dropout 0.5; capture the model with dropout 0",
     ),
     "result that is not returned": (
         lambda: prove(
             step(SMALL), against=step(SMALL.replace("output %y", "output %y\n    grad w = %w"))
         ),
-        "grad 'w' is not returned; return it",
+        "grad 'w' is a result of the other program only; return it",
     ),
     "two ZeRO stages": (
         lambda: compiled(plan=Plan(mesh={"data": 2}, zero=1), zero=3),
-        "the plan has zero=1, and zero=3 is asked for; leave one out",
+        "the plan has zero=1, but zero=3 is given; give one of them",
     ),
     "capacity without experts": (
         lambda: build_example("gpt:capacity=2"),
-        "gpt: capacity=2 is of experts; give experts=",
+        "gpt: capacity=2 applies to experts only; give experts=",
     ),
-    "no layers": (lambda: build_example("gpt:layers=0"), "gpt: layers=0 should be positive"),
-    "no model type": (lambda: build_example("hf:"), "hf: names no model type; write hf:TYPE"),
+    "no layers": (lambda: build_example("gpt:layers=0"), "gpt: layers=0 must be positive"),
+    "no model type": (
+        lambda: build_example("hf:"),
+        "hf: is given without a model type; write hf:TYPE",
+    ),
     "image of two sizes": (
         lambda: build_hf("vit", {"image_size": (8, 16)}, torch.float32),  # pyright: ignore[reportArgumentType]
-        r"hf:vit: images of image_size=\(8, 16\) are not supported; give one integer",
+        r"hf:vit: the config's image_size is \(8, 16\), but only square images are supported",
     ),
     "tensors of another": (
         lambda: compiled().load_state_dict({}, assign=True),
-        "a compiled model keeps its own tensors; leave assign out",
+        "a compiled model keeps its tensors and copies values into them; remove assign",
     ),
-    "mesh that is none": (lambda: as_mesh(object()), "an sw.Mesh or a DeviceMesh, not a object"),  # pyright: ignore[reportArgumentType]
+    "mesh that is none": (lambda: as_mesh(object()), "mesh is a object, expected text"),  # pyright: ignore[reportArgumentType]
     "no such plan": (
         lambda: resolve_plan("megatrn", step(SMALL), Mesh(data=2)),
         "plan 'megatrn' is neither a planner .* did you mean 'megatron'",
     ),
     "dtype of reductions beside passes": (
         lambda: reducing_in("float32", "preset:partition"),
-        "`passes` has its own insert-collectives; .* put 'reduce-in.* after it",
+        "`passes` has its own insert-collectives; .* put 'reduce-in.* after insert-collectives",
     ),
     "reduction": (
         lambda: Effect(reduces="mean").on_shards([HALVES, HALVES]),  # pyright: ignore[reportArgumentType]
@@ -186,23 +189,23 @@ REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
         lambda: sw.run_passes(
             step(STARTED, "tensor=2", local=True), "delete-redundant-collectives"
         ),
-        "collectives are started already; delete redundant ones before start-collectives",
+        "has started collectives already; run delete-redundant-collectives before",
     ),
     "groups of other lengths": (
         lambda: grouped_mm(rows=4, starts=[0, 2], ends=[2]),
-        "starts and ends are one number for each group",
+        "starts and ends must be 1-d, with one index for each group",
     ),
     "group numbers that are fractions": (
         lambda: grouped_mm(rows=4, starts=[0.0], ends=[4.0]),
-        "starts and ends are int32 or int64",
+        "starts and ends must have dtype int32 or int64",
     ),
     "blocks that do not divide": (
         lambda: torch.ops.shardweave.row_bounds(*FOUR_GROUPS, rows=8, blocks=3, parts=1),
-        "3 blocks do not divide 4 groups",
+        "4 groups do not divide into 3 blocks",
     ),
     "state of random numbers": (
         lambda: draw_numbers(torch.zeros(3, dtype=torch.int64)),
-        "state has to be two int64: the seed, and the draws before",
+        "state must be two int64 elements: seed and number of earlier draws",
     ),
     "node without links": (
         lambda: cluster_of("devices: 2"),
@@ -231,7 +234,7 @@ def test_mistake_is_named_in_one_line(name: str) -> None:
     ("line", "message"),
     [
         ("{", r":2: not JSON: .*; give a file that a search has written, or a new one"),
-        ("{}", r":2: 'configuration' is missing"),
+        ("{}", r":2: the key 'configuration' is missing"),
         (
             '{"configuration": {}, "outcome": "maybe", "reason": "", "seconds": 1.0}',
             r":2\.outcome must be an object",
@@ -253,7 +256,7 @@ def test_trials_that_another_search_has_open_are_refused(tmp_path: Path) -> None
     path = tmp_path / "trials.jsonl"
     with (
         TrialFile.open(path, {}),
-        pytest.raises(ValueError, match="are in use by another search; wait for it, or give"),
+        pytest.raises(ValueError, match="is in use by another search; wait for its end, or give"),
         TrialFile.open(path, {}),
     ):
         pass

@@ -118,9 +118,9 @@ def test_port_that_another_program_has_is_said(
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("RANK", "two", "RANK is 'two', not a number"),
+        ("RANK", "two", "RANK is 'two', expected a whole number"),
         ("RANK", "2", "RANK=2 is not below WORLD_SIZE=2"),
-        ("MASTER_PORT", "99999", "MASTER_PORT is '99999', not a number below 65536"),
+        ("MASTER_PORT", "99999", "MASTER_PORT is '99999', expected a whole number below 65536"),
         ("MASTER_PORT", "", "MASTER_PORT is ''"),
         ("MASTER_ADDR", "", "MASTER_ADDR is not set"),
     ],

@@ -136,13 +136,13 @@ def test_plan_that_a_sharded_program_does_not_follow_is_refused(
     for plan, said in (
         (
             zoo.megatron(MODEL, "data=4"),
-            "is for mesh data=2,tensor=2, and does not follow the plan",
+            "is partitioned for mesh data=2,tensor=2, but the plan is for",
         ),
         (
             replace(own, parameters={"x": "[{}]"}),
             "names parameter 'x', which this program does not",
         ),
-        (replace(own, parameters=whole), "and does not follow the plan, which says [{}, {}]; give"),
+        (replace(own, parameters=whole), "but the plan says [{}, {}]; give"),
     ):
         plan.save(file)
         assert main(options) == 1

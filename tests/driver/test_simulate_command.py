@@ -57,9 +57,9 @@ def test_json_holds_the_numbers_and_nothing_else(file: str, capsys: Captured) ->
         ("testbet", "did you mean 'testbed'"),
         (
             "missing.yaml",
-            "cannot be read: No such file or directory; give the path of another file",
+            "cannot be read: No such file or directory; give the path of a file",
         ),
-        ("testbed:speed=3", "expected rate=RATE"),
+        ("testbed:speed=3", "use rate=RATE"),
     ],
 )
 def test_unknown_cluster_is_one_line(file: str, cluster: str, says: str, capsys: Captured) -> None:
@@ -112,7 +112,7 @@ def test_plan_is_for_a_captured_program(file: str, tmp_path: Path, capsys: Captu
     plan = tmp_path / "plan.json"
     plan.write_text("{}")
     assert main(["simulate", file, "--cluster", "testbed", "--plan", str(plan)]) == 1
-    assert "program of one rank already; with --plan give" in capsys.readouterr().err
+    assert "already partitioned for one rank; with --plan give" in capsys.readouterr().err
 
 
 def test_global_program_on_a_cluster_gives_a_hint(tmp_path: Path, capsys: Captured) -> None:

@@ -66,7 +66,7 @@ def test_training_ends_behind_its_first_slow_steps(limit_s: float, steps: int) -
 
 def test_run_that_may_end_early_trains_no_eager_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "gpt:layers=1", "--steps", "3", "--stop-above", "1"]) != 0
-    assert "give --no-eager too" in capsys.readouterr().err
+    assert "add --no-eager" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -73,4 +73,4 @@ def test_package_works_without_triton(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "takes Triton, which is not installed here; compile them on Linux" in done.stderr
+    assert "needs Triton, which is not installed; compile on Linux" in done.stderr

@@ -106,7 +106,7 @@ def test_derived_arguments_are_arguments_of_the_schema(name: str) -> None:
     [
         (
             lambda: create("aten.mm", [value(3, 3)], result(3, 3)),
-            "lacks its tensor argument 'mat2'",
+            "is missing its tensor argument 'mat2'",
         ),
         (lambda: create("aten.neg", [[value(3)]], result(3)), "expects one tensor for 'self'"),
         (lambda: create("aten.cat", [value(3)], result(3)), r"expects a list \[..\] for 'tensors'"),

@@ -301,7 +301,7 @@ def test_attribute_of_another_form_is_refused() -> None:
         "builtin.module", 'builtin.module attributes {dist.blocks = ["a", 1]}'
     )
     with pytest.raises(
-        ValueError, match=r'dist.blocks is .* expected the paths of modules, as \["h.0"'
+        ValueError, match=r'dist.blocks is .* expected a list of module paths, as \["h.0"'
     ):
         blocks_of(Program.parse(text))
 

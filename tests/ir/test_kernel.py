@@ -80,13 +80,17 @@ def test_program_without_regions_is_not_copied() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("kernel.yield(%e_1)", "", "kernel.fused: the region ends in kernel.yield"),
+        (
+            "kernel.yield(%e_1)",
+            "",
+            "kernel.fused: the region of a fused op must end in kernel.yield",
+        ),
         (
             "kernel.yield(%e_1)",
             "kernel.yield(%e_1, %e_1)",
-            "kernel.fused: it gives tensor<4x8xf64>, but",
+            "kernel.fused: the op gives tensor<4x8xf64>, but",
         ),
-        ("at = [0, 2]", "at = [0]", "at must list 2 places"),
+        ("at = [0, 2]", "at = [0]", "'at' must list 2 indices"),
         (
             "at = [0, 2]",
             'at = [0, 2], of = "x"',

@@ -43,9 +43,9 @@ def test_axis_of_size_minus_one_takes_the_devices_that_are_left() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("data=-1,tensor=-1", "has 2 axes of size -1; give one of them at most"),
-        ("data=-1,tensor=2", "3 devices do not divide by 2, the product of the sizes"),
-        ("data=-1,tensor=0", "3 devices do not divide by 0"),
+        ("data=-1,tensor=-1", "has 2 axes of size -1; use -1 once at most"),
+        ("data=-1,tensor=2", "3 devices are not a multiple of 2, the product of the given sizes"),
+        ("data=-1,tensor=0", "3 devices are not a multiple of 0"),
         ("data=-2", "found 'data=-2', expected NAME=SIZE"),
     ],
 )
@@ -127,7 +127,7 @@ def test_factored_axis_keeps_every_rank_in_its_place() -> None:
 
 
 def test_factors_must_multiply_to_the_size() -> None:
-    with pytest.raises(ValueError, match=r"\[2, 2\], which multiply to 4; give factors"):
+    with pytest.raises(ValueError, match=r"\[2, 2\], whose product is 4; give factors"):
         Mesh(tensor=6).factored("tensor", (2, 2))
 
 
@@ -155,5 +155,5 @@ def test_size_that_is_no_whole_number_is_refused(size: Any) -> None:
 
 def test_virtual_mesh_has_a_limit_of_its_own() -> None:
     check_virtual(Mesh(data=4096))
-    with pytest.raises(ValueError, match="has 8,192 ranks, and one process runs 4,096 at most"):
+    with pytest.raises(ValueError, match="has 8,192 ranks, but one process can run at most 4,096"):
         check_virtual(Mesh(data=4096, tensor=2))

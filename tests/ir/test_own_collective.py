@@ -118,7 +118,7 @@ def test_it_is_read_verified_printed_and_compared() -> None:
     other = local(LOCAL.replace('axes = ["tensor"]', 'axes = ["data"]'))
     (problem, *_) = sw.verify(other)
     assert problem.startswith(
-        "dist.ordered_sum (%s) in layer 'fc': its operand is no unreduced sum"
+        "dist.ordered_sum (%s) in layer 'fc': the operand is not an unreduced sum"
     )
     plain = local(LOCAL.replace("dist.ordered_sum", "dist.all_reduce"))
     assert "dist.ordered_sum" in str(sw.diff(plain, program))

@@ -120,8 +120,11 @@ def test_ten_million_draws_keep_what_they_should() -> None:
     [
         ({"distribution": "gamma"}, "distribution is 'gamma', expected one of"),
         ({"state": torch.zeros(3, dtype=torch.int64, device="meta")}, "two int64"),
-        ({"positions": [torch.zeros(2, 2, dtype=torch.int64, device="meta")]}, "one dim each"),
-        ({"dtype": torch.int64}, "bits are int64"),
+        (
+            {"positions": [torch.zeros(2, 2, dtype=torch.int64, device="meta")]},
+            "each tensor of positions must be 1-d",
+        ),
+        ({"dtype": torch.int64}, "use dtype int64 for 'bits'"),
     ],
 )
 def test_wrong_arguments_are_told(arguments: dict[str, object], message: str) -> None:

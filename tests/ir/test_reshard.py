@@ -212,7 +212,9 @@ def test_gathering_the_major_axis_of_two_interleaves_blocks() -> None:
 
 
 def test_whole_value_cannot_become_unreduced() -> None:
-    with pytest.raises(UnreachableSharding, match=r"whole over \['a'\] cannot become unreduced"):
+    with pytest.raises(
+        UnreachableSharding, match=r"fully reduced over \['a'\] and cannot become an unreduced"
+    ):
         reshard(S, on(S, "", ""), on(S, "", "", pending="a"), MESH)
     with pytest.raises(UnreachableSharding, match=r"\['b'\]"):
         reshard(S, on(S, "", "", pending="a"), on(S, "", "", pending="ab"), MESH)
@@ -220,5 +222,7 @@ def test_whole_value_cannot_become_unreduced() -> None:
 
 def test_sum_cannot_become_a_maximum() -> None:
     goal = replace(on(S, "", "", pending="a"), reduction="max")
-    with pytest.raises(UnreachableSharding, match=r"a sum over .* cannot become a max"):
+    with pytest.raises(
+        UnreachableSharding, match=r"an unreduced sum over .* cannot become an unreduced max"
+    ):
         reshard(S, on(S, "", "", pending="a"), goal, MESH)

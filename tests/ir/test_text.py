@@ -67,7 +67,9 @@ def test_text_that_is_no_program_is_answered_with_what_to_give(text: str, messag
 
 def test_file_that_is_not_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "step.mlir").write_bytes(b"\xe7\x00\xff")
-    with pytest.raises(ProgramTextError, match=r"step\.mlir' is not text; give a program's"):
+    with pytest.raises(
+        ProgramTextError, match=r"step\.mlir' is not text; give the file of a program"
+    ):
         Program.load(tmp_path / "step.mlir")
 
 

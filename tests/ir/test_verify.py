@@ -68,12 +68,20 @@ def test_value_used_before_it_is_defined() -> None:
         (
             "aten.relu(%h) {",
             "aten.slice.Tensor(%h, dim = 0, start = -4) {",
-            "aten.slice.Tensor: start is -4, expected a whole number that counts from the front; "
-            "write the index of the first element.",
+            "aten.slice.Tensor: start is -4, expected an index >= 0; "
+            "count the index of the first element from the front.",
         ),
-        ("aten.mm(%x, %w)", "aten.mm(%x)", "aten.mm lacks its tensor argument 'mat2'."),
-        ("aten.mm(%x, %w)", "aten.mm(%x, %w, %w)", "aten.mm takes 2 tensor arguments, found 3."),
-        ("aten.mm(%x, %w)", "aten.mm(%x, %w, k = 1)", "aten.mm has no argument 'k' to store."),
+        ("aten.mm(%x, %w)", "aten.mm(%x)", "aten.mm is missing its tensor argument 'mat2'."),
+        (
+            "aten.mm(%x, %w)",
+            "aten.mm(%x, %w, %w)",
+            "aten.mm takes at most 2 tensor arguments, found 3.",
+        ),
+        (
+            "aten.mm(%x, %w)",
+            "aten.mm(%x, %w, k = 1)",
+            "aten.mm has no argument 'k' that a property can hold.",
+        ),
         ("aten.mm(%x, %w)", "aten.mm([%x], %w)", "aten.mm expects one tensor for 'self'."),
         (
             '{"data"}, {}]>]',
@@ -111,8 +119,9 @@ def test_value_used_before_it_is_defined() -> None:
         (
             "tensor<4x8xf64> [",
             "tensor<1x8xf64> [",
-            "input 'x': a dim of size 1 cannot be sharded over axes ['data'] of sizes [2]: 1 for "
-            "each shard over 'data' leave nothing to the others.",
+            "input 'x': a dim of size 1 is too small to shard over axes ['data'] of sizes [2]: with 1 "
+            "indices for each shard over 'data', some ranks would get none; use smaller axes, or "
+            "leave the dim unsharded.",
         ),
         ("output %y", 'output %y [{}, {"pipe"}]', "output '0': the mesh"),
     ],
@@ -302,12 +311,12 @@ ANNOTATED = ' {layer = "fc", sharding = [#dist.sharding<[{}, {}]>]}'
     [
         (
             '%z = dist.all_reduce(%y, axes = ["data", "tensor"])A : tensor<2x4xf64>',
-            "its operand is no unreduced sum over ['data'], so that reducing over these axes counts "
-            "it several times; leave them out.",
+            "the operand is not an unreduced sum over ['data']; reducing over these axes would add "
+            "equal values several times, so leave the axes out.",
         ),
         (
             '%z = dist.all_reduce(%y, axes = ["tensor"], op = "max")A : tensor<2x4xf64>',
-            'it reduces by "max", but its operand is an unreduced sum; reduce it by "sum".',
+            'the op reduces by "max", but its operand is an unreduced sum; reduce it by "sum".',
         ),
         (
             '%z = dist.slice(%y, axes = ["data"], dim = 0, block = 1)A : tensor<1x4xf64>',
@@ -316,13 +325,13 @@ ANNOTATED = ' {layer = "fc", sharding = [#dist.sharding<[{}, {}]>]}'
         ),
         (
             '%z = dist.all_gather(%x, axes = ["tensor"], dim = 0, block = 2)A : tensor<4x8xf64>',
-            "its operand is not sharded over ['tensor'] along dim 0 in blocks of 2; gather what is "
-            "sharded, as it is sharded.",
+            "the op gathers dim 0 over ['tensor'] in blocks of 2, but its operand is not sharded so; "
+            "gather the operand as it is sharded.",
         ),
         (
             '%z = dist.all_gather(%x, axes = ["tensor"], dim = 1, block = 4)A : tensor<2x16xf64>',
-            "its operand is not sharded over ['tensor'] along dim 1 in blocks of 4; gather what is "
-            "sharded, as it is sharded.",
+            "the op gathers dim 1 over ['tensor'] in blocks of 4, but its operand is not sharded so; "
+            "gather the operand as it is sharded.",
         ),
         (
             '%z = dist.slice(%x, axes = ["data"], dim = 0, block = 1)A : tensor<1x8xf64>',
@@ -331,8 +340,8 @@ ANNOTATED = ' {layer = "fc", sharding = [#dist.sharding<[{}, {}]>]}'
         ),
         (
             '%z = dist.slice(%x, axes = ["tensor"], dim = 0, block = 1)A : tensor<1x8xf64>',
-            "its operand is sharded or unreduced over ['tensor'] already; shard what every rank of "
-            "the axes holds whole.",
+            "the operand is already sharded or unreduced over ['tensor']; shard it only over axes on "
+            "which it is replicated.",
         ),
     ],
 )

@@ -99,7 +99,7 @@ def test_plan_is_read_from_a_file_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"file": "a", "json": "b"}])
 def test_exactly_one_source_of_the_plan_must_be_given(options: dict[str, str]) -> None:
-    with pytest.raises(PassError, match=r'give one of file="plan\.json" and json="\.\.\."'):
+    with pytest.raises(PassError, match=r'needs one of file="plan\.json" and json="\.\.\."'):
         run_passes(step(TEXT, "tensor=2"), [ApplyPlanPass(**options)])
 
 
@@ -118,8 +118,7 @@ def test_missing_plan_file_is_one_clear_line() -> None:
         (
             {"parameters": {"h.0.weight": "[{}]"}},
             "the plan names parameter 'h.0.weight', which this program does not have (it has "
-            "fc.weight, fc.bias, out.weight); the plan was made for another model, or the name is "
-            "misspelt.",
+            "fc.weight, fc.bias, out.weight); correct the name, or use a plan for this model.",
         ),
         (
             {"parameters": {"h.*.weight": "[{}]"}},
@@ -135,7 +134,8 @@ def test_missing_plan_file_is_one_clear_line() -> None:
         ),
         (
             {"activations": {"fc": "[{}]"}},
-            "layer 'fc' has no output with as many dims as sharding [{}].",
+            "the plan shards activations of layer 'fc' as [{}], but no output of the layer has that "
+            "number of dims; give one {...} per dim.",
         ),
         (
             {"activations": {"fc": "cut it"}},
@@ -167,7 +167,7 @@ def test_missing_plan_file_is_one_clear_line() -> None:
         ),
         (
             {"inputs": {"x": '[{}, {}], unreduced = ["tensor"]'}},
-            "asks for an unreduced sum, which only an op can make; leave 'unreduced' out.",
+            "is unreduced, but only an op can produce unreduced sums; remove 'unreduced'.",
         ),
     ],
 )
@@ -193,3 +193,16 @@ def test_plan_on_digits_refines_the_axis_of_the_mesh() -> None:
         parameters={"fc.weight": '[{"tensor.1"}, {}]'},
     )
     assert str(after.mesh) == "tensor.0=2,tensor.1=2"
+
+
+def test_zero_leaves_a_dim_that_another_axis_shards_unevenly() -> None:
+    text = TEXT.replace("8x", "7x").replace("x8x", "x7x").replace("<8xf64", "<7xf64")
+    plan = Plan(
+        parameters={"fc.weight": '[{"tensor"}, {}]', "fc.bias": '[{"tensor"}]'},
+        inputs={"x": '[{"data"}, {}]'},
+        zero=3,
+    )
+    after = run_passes(step(text, "data=2,tensor=2"), [ApplyPlanPass.of(plan)])
+    stored = shardings(after.arguments)
+    assert stored["fc.weight"] == '[{"tensor"} of 7, {"data"}]'
+    assert stored["fc.bias"] == '[{"tensor"}]'

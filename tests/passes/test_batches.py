@@ -29,6 +29,6 @@ def test_samples_of_all_micro_batches_are_brought_together_if_they_are_of_inputs
         assert [value.name_hint for value in micro_batches_of(program).whole] == ["all"]
         return
     with pytest.raises(
-        JoinedMicroBatches, match=r"\(%all\) reads samples of all micro-batches at once"
+        JoinedMicroBatches, match=r"\(%all\) reads samples of several micro-batches at once"
     ):
         micro_batches_of(program)

@@ -89,10 +89,10 @@ LOSSES: dict[str, Loss] = {
 }
 
 REFUSED: dict[str, tuple[Loss, str]] = {
-    "root": (lambda m, z, b: by_token(z, b, "mean").sqrt(), r"aten.div.* reads %sum, which is of"),
+    "root": (lambda m, z, b: by_token(z, b, "mean").sqrt(), r"aten.div.* reads %sum, a sum over"),
     "entropy of the mean": (
         lambda m, z, b: torch.special.entr(z.softmax(-1).mean((0, 1))).sum(),
-        "no sum over rows: aten.*, which is of all rows",
+        "no sum over rows: aten.*, a sum over all chunks",
     ),
 }
 
@@ -228,14 +228,14 @@ def test_what_has_no_effect_is_noted() -> None:
         run_passes(program, PARTITION.replace("chunks=3", "chunks=2"), mesh="stage=2")
     notes = [note for note in heard if "chunk" in note]
     assert "chunks=1 leaves the loss as it is" in notes[0]
-    assert "divide into 6 chunks, not 5" in notes[1]
+    assert "split into 6 chunks: a device's rows do not divide into 5" in notes[1]
     assert "kept until its backward pass" in notes[2]
 
 
 @pytest.mark.parametrize(
     ("passes", "message"),
     [
-        ("chunk-loss", "run chunk-loss after propagate-shardings"),
+        ("chunk-loss", "run it after propagate-shardings"),
         (PARTITION.replace("chunks=3", "chunks=0"), "chunks=0; use chunks >= 1"),
         (PARTITION.replace(",insert", ",chunk-loss,insert"), "has an axis 'loss' already"),
     ],
@@ -254,7 +254,7 @@ def test_rows_that_devices_have_one_of_are_not_cut() -> None:
     ("results", "message"),
     [
         ("output %z", "leads to a scalar output"),
-        ("output a = %s\n output b = %z", "gives output 'b', all logits"),
+        ("output a = %s\n output b = %z", "returns the logits as output 'b'"),
     ],
 )
 def test_logits_that_are_returned_are_not_cut(results: str, message: str) -> None:

@@ -97,9 +97,7 @@ def test_stage_behind_a_later_one_is_refused(
     assert plan.pipeline is not None
     stages = tuple(plan.pipeline.stages[index] for index in order)
     wrong = replace(plan, pipeline=replace(plan.pipeline, stages=stages))
-    text = (
-        f"stage {number} has layers {layers}, and no op: .* in stage {other}, .* order of the model"
-    )
+    text = f"stage {number} has layers {layers}, but all .* in stage {other}, .* order of the model"
     with pytest.raises(PassError, match=text):
         cut(GPT, wrong)
 
@@ -354,7 +352,9 @@ def test_ops_on_a_rank_are_those_of_all_functions_of_its_stage() -> None:
 
 def test_batch_norm_in_training_is_refused_with_its_layer() -> None:
     plan = plan_of(SPECS["cnn"], "stage=2", "1f1b", 4)
-    with pytest.raises(PassError, match=r"a sum over all micro-batches that depends on param"):
+    with pytest.raises(
+        PassError, match=r"sums over all micro-batches, .* the sum depends on param"
+    ):
         cut(SPECS["cnn"], plan)
 
 
@@ -362,7 +362,9 @@ def test_forward_pass_that_reads_the_backward_pass_is_refused() -> None:
     local = partitioned(GPT, "data=2", megatron(GPT, "data=2"))
     maker = next(op for op in local.ops if op.name == "aten.mm" and layer_of(op))
     set_phase(maker, "backward")
-    with pytest.raises(PassError, match=r"aten.mm \(%\w+\) in layer '.+' is of the backward pass"):
+    with pytest.raises(
+        PassError, match=r"aten.mm \(%\w+\) in layer '.+' belongs to the backward pass"
+    ):
         run_passes(local, "cut-stages")
 
 
@@ -372,7 +374,7 @@ def test_stages_that_do_not_fit_the_mesh_are_refused() -> None:
     odd = replace(plan.pipeline, stages=balanced_stages(captured(GPT).program, 3))
     with pytest.raises(PassError, match="3 stages do not stand on 2 ranks of the stage axis"):
         cut(GPT, replace(plan, pipeline=odd))
-    with pytest.raises(ValueError, match=r"99 stages, but the model has only \d+ layers"):
+    with pytest.raises(ValueError, match=r"99 stages are more than the \d+ layers"):
         balanced_stages(captured(GPT).program, 99)
 
 
@@ -476,8 +478,8 @@ def test_run_that_comes_too_early_is_named() -> None:
     order[first], order[second] = order[second], order[first]
     program.reorder(order)
     problem = verify(program)[0]
-    assert problem.startswith("@forward_1 of micro-batch 0 waits for '")
-    assert "from stage 0 to 1, which is sent behind it" in problem
+    assert problem.startswith("stage function @forward_1 on micro-batch 0 reads message '")
+    assert "before it is computed; run @forward_0 earlier" in problem
 
 
 def test_results_that_differ_between_ranks_are_found() -> None:
@@ -489,5 +491,5 @@ def test_results_that_differ_between_ranks_are_found() -> None:
         result.replace_all_uses_with(operand)
     wait.detach()
     start.detach()
-    with pytest.raises(ReplicaMismatchError, match="should hold the same part"):
+    with pytest.raises(ReplicaMismatchError, match="should hold the same shard"):
         run_reference(program, captured(GPT).values)

@@ -96,7 +96,8 @@ def test_kind_leaves_other_collectives_as_they_are() -> None:
     assert recomputed_messages(deleted(program, "{kind=all_gather}")) == 0
     assert recomputed_messages(deleted(program, "{kind=all_reduce}")) == 1
     with pytest.raises(
-        PassError, match=r"kind 'gather' is no collective; use one of add_rows, all_gather, "
+        PassError,
+        match=r"kind 'gather' is not a kind of collective; use one of add_rows, all_gather, ",
     ):
         run_passes(program, DELETE + "{kind=gather}")
 

@@ -183,7 +183,7 @@ def test_no_region_forms_a_cycle_with_the_op_between() -> None:
 
 def test_fusing_twice_is_refused() -> None:
     program = captured(SPECS["gpt"]).program
-    with pytest.raises(PassError, match="run unfuse-kernels first"):
+    with pytest.raises(PassError, match="run unfuse-kernels before this pass"):
         run_passes(program, "fuse-kernels,fuse-kernels")
 
 

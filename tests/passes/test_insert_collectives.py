@@ -400,9 +400,11 @@ def test_program_without_a_mesh_is_refused_with_what_to_give() -> None:
 
 def test_local_program_is_not_partitioned_twice() -> None:
     once = run_passes(step(PAIR, "tensor=2"), PASSES)
-    with pytest.raises(PassError, match="the program is local already"):
+    with pytest.raises(
+        PassError, match="the program is local, so that its collectives are inserted"
+    ):
         run_passes(once, "insert-collectives")
-    with pytest.raises(PassError, match="the program is local already"):
+    with pytest.raises(PassError, match="the program is local, so that it is partitioned"):
         run_passes(once, "propagate-shardings")
 
 

@@ -91,12 +91,12 @@ CASES = {
     "no-budget": (
         local(RECOMPUTED),
         "delete-redundant-collectives{budget=0}",
-        "budget=0 bytes keep none of 1 results; give more",
+        "budget=0 bytes keep none of 1 redundant results; give more",
     ),
     "no-gradients": (
         local(SHARDED),
         "bucket-collectives",
-        "no gradient is reduced on its own, and no weight gathered; run",
+        "no gradient is reduced on its own, and no weight is gathered; run",
     ),
     "no-collectives": (
         step(GLOBAL),
@@ -104,7 +104,7 @@ CASES = {
         "no collective that blocks; shard it first",
     ),
     "no-time-axis": (local(SHARDED), "unroll-time-axes", "no time axis; run split-batch before"),
-    "nothing-fused": (step(ALONE), "fuse-kernels", "nothing is fused; leave it out"),
+    "nothing-fused": (step(ALONE), "fuse-kernels", "nothing is fused: no two ops"),
     "nothing-annotated": (
         step(GLOBAL, "data=2,tensor=2"),
         "propagate-shardings",

@@ -143,7 +143,7 @@ def test_dump_replaces_an_earlier_dump_and_nothing_else(tmp_path: Path) -> None:
 def test_dump_into_a_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("")
-    with pytest.raises(ValueError, match="is a file, expected a folder"):
+    with pytest.raises(ValueError, match="is a file, but a folder is needed"):
         DumpFiles(path)
 
 

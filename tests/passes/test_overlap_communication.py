@@ -108,11 +108,11 @@ def test_memory_cap_that_no_order_fits_says_how_much_is_missing(clusters: Sequen
         program = started(seed)
         with pytest.raises(PassError) as error:
             overlapped(program, "list", clusters[0], " memory-cap=1000")
-        missing = int(str(error.value).partition(" bytes, ")[2].split()[0])
+        missing = int(str(error.value).partition(" on a device, ")[2].split()[0])
         assert str(error.value) == (
-            f"pass 'overlap-communication': schedule list needs {1000 + missing} bytes, {missing} "
+            f"pass 'overlap-communication': schedule list needs {1000 + missing} bytes on a device, {missing} "
             "more than memory_cap=1000; recompute more (rematerialize), split the batch into more "
-            "sub-batches, or raise the cap."
+            "sub-batches, or raise memory_cap."
         )
         for schedule in SCHEDULES:
             needed = peak_memory(overlapped(program, schedule, clusters[0])).peak_bytes
@@ -204,8 +204,8 @@ def test_messages_that_are_not_started_are_refused(schedule: str) -> None:
     with pytest.raises(PassError) as error:
         run_passes(blocks(), f"overlap-communication{{schedule={schedule}}}")
     assert str(error.value) == (
-        "pass 'overlap-communication': dist.all_reduce (%y0.0) in layer 'h.0' blocks, and no "
-        "collective is started; run start-collectives first."
+        "pass 'overlap-communication': dist.all_reduce (%y0.0) in layer 'h.0' is a blocking "
+        "collective; run start-collectives before overlap-communication."
     )
 
 

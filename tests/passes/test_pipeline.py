@@ -116,7 +116,7 @@ def test_passes_and_specs_can_be_mixed() -> None:
         ),
         (
             "merge-collectives{bucket-bytes=1234567890123456789}",
-            "the passes have a number of more than 18 digits; no option takes one.",
+            "a number in the passes has over 18 digits, more than any option takes.",
         ),
         (
             "cse dce",

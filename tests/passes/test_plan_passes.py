@@ -52,7 +52,9 @@ def test_sub_batches_recomputation_and_schedule_of_a_plan_equal_eager(
 
 
 def test_schedule_list_needs_the_cluster_that_it_orders_for() -> None:
-    with pytest.raises(PlanError, match="'list' orders ops for a cluster, and the plan names none"):
+    with pytest.raises(
+        PlanError, match="'list' orders ops for a cluster, but the plan names no cluster"
+    ):
         plan_passes(Plan(schedule="list"))
 
 
@@ -122,14 +124,16 @@ def test_own_pass_that_a_plan_lists_is_priced_and_runs(
 
 def test_passes_of_a_plan_may_not_lack_what_its_other_fields_ask_for() -> None:
     plan = replace(PLANS[0], passes="preset:default")
-    with pytest.raises(PlanError, match=r"the plan's passes lack 'rematerialize'.*They ask for: "):
+    with pytest.raises(
+        PlanError, match=r"the plan's 'passes' do not include 'rematerialize'.*fields need: "
+    ):
         local_program(captured(SPECS["gpt"]).program, plan)
     with pytest.raises(ValueError, match="there is no pass 'ces'"):
         plan_passes(replace(plan, passes="ces"))
 
 
 def test_zero_needs_replicas_to_divide_over() -> None:
-    with pytest.raises(PlanError, match="divides over axis 'data', but the mesh is tensor=2"):
+    with pytest.raises(PlanError, match="over the axis 'data', but the mesh tensor=2 has no such"):
         local_program(captured(SPECS["gpt"]).program, Plan(mesh={"tensor": 2}, zero=1))
 
 

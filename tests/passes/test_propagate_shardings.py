@@ -364,6 +364,7 @@ def test_sharding_of_what_is_too_small_is_one_clear_line() -> None:
     with pytest.raises(PassError) as error:
         run_passes(step(text, "a=2"), "propagate-shardings")
     assert str(error.value) == (
-        "pass 'propagate-shardings': input 'x': a dim of size 1 cannot be sharded over axes ['a'] "
-        "of sizes [2]: 1 for each shard over 'a' leave nothing to the others."
+        "pass 'propagate-shardings': input 'x': a dim of size 1 is too small to shard over axes ['a'] "
+        "of sizes [2]: with 1 indices for each shard over 'a', some ranks would get none; use "
+        "smaller axes, or leave the dim unsharded."
     )

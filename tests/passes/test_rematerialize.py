@@ -313,9 +313,9 @@ def test_budget_that_is_too_small_says_how_much_is_missing() -> None:
     with pytest.raises(PassError) as error:
         run_passes(blocks(4, 1), f"rematerialize{{policy=budget bytes={VALUE_BYTES}}}")
     assert str(error.value) == (
-        "pass 'rematerialize': with every block recomputed, 384 bytes are still kept for the "
-        "backward pass, 256 more than bytes=128; give at least 384, or split the batch or shard "
-        "more."
+        "pass 'rematerialize': bytes=128 is too small: after recomputing every block, 384 bytes are "
+        "still kept for the backward pass, 256 more; give at least bytes=384, split the batch, or "
+        "shard more."
     )
 
 
@@ -327,8 +327,8 @@ def test_budget_that_is_too_small_says_how_much_is_missing() -> None:
             "policy 'some' is unknown; use one of none, layer, after-communication, "
             "after-products, budget.",
         ),
-        ("policy=budget", "give bytes=N with policy=budget, and only then."),
-        ("policy=layer bytes=100", "give bytes=N with policy=budget, and only then."),
+        ("policy=budget", "give bytes=N with policy=budget, and with no other policy."),
+        ("policy=layer bytes=100", "give bytes=N with policy=budget, and with no other policy."),
     ],
 )
 def test_wrong_options_are_one_line(options: str, message: str) -> None:
@@ -341,5 +341,5 @@ def test_recomputing_twice_is_refused() -> None:
     with pytest.raises(PassError) as error:
         run_passes(blocks(), "rematerialize,rematerialize")
     assert str(error.value) == (
-        "pass 'rematerialize': the program recomputes already; rematerialize it once."
+        "pass 'rematerialize': the program recomputes activations already; run rematerialize once only."
     )

@@ -94,7 +94,7 @@ def test_attention_whose_keys_are_whole_stays(mesh: str, cut: str) -> None:
 @pytest.mark.parametrize(
     ("text", "parts", "message"),
     [
-        (TEXT, 3, "its 8 keys, sharded over context=2, cannot be split in 3 parts"),
+        (TEXT, 3, "its 8 keys, sharded over context=2, do not divide into 3 parts"),
         (TEXT.replace(":1", ""), 2, "shard inputs along the sequence in stripes"),
         (TEXT, 0, "parts=0; give at least 1"),
     ],

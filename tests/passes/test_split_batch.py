@@ -117,13 +117,13 @@ def test_one_sub_batch_changes_nothing() -> None:
     [
         (
             "split-batch{n=3}",
-            "'x' has 4 samples per device along dim 0, which do not divide into 3 sub-batches; "
+            "input 'x' has 4 samples per device along dim 0, which do not divide into 3 sub-batches; "
             "use n in [1, 2, 4].",
         ),
         ("split-batch{n=0}", "n=0 sub-batches; use n >= 1."),
         (
             "split-batch{dim=2}",
-            "no input has a dim 2 to split; give the dim of the inputs that the samples lie along, "
+            "no input has a dim 2 to split; give the dim along which inputs hold the samples, "
             "as split-batch{dim=0}.",
         ),
         ("split-batch{dim=-1}", "dim=-1; count dims from 0."),

@@ -87,8 +87,8 @@ def test_sub_batches_that_are_not_written_out_are_refused() -> None:
     with pytest.raises(PassError) as error:
         run_passes(step(text), passes)
     assert str(error.value) == (
-        "pass 'start-collectives': the sub-batches of the time axes ['batch'] are not written out; "
-        "run unroll-time-axes first."
+        "pass 'start-collectives': the program still has the time axes ['batch'], whose sub-batches "
+        "are not unrolled; run unroll-time-axes first."
     )
 
 

@@ -322,5 +322,5 @@ def test_cuts_of_another_number_of_stages_are_refused() -> None:
     strategy = Strategy(2, 2, 1, 1)
     links = ClusterArrays.of(cluster(node("fast", count=2)))
     found = corrected_costs(chain(), links, strategy, megatron_grid(strategy))
-    with pytest.raises(PlanError, match="found 3 stages ending at layer 6, expected 2"):
+    with pytest.raises(PlanError, match="make 3 stages that end at layer 6, expected 2"):
         estimate(chain(), strategy, found, (0, 2, 4, 6))

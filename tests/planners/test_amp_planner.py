@@ -163,15 +163,17 @@ def test_cluster_too_small_in_memory_tells_the_shortfall_in_gib_by_part() -> Non
 
 
 def test_mesh_of_another_size_or_with_other_axes_is_refused() -> None:
-    with pytest.raises(PlanError, match="has 4 devices, but 'amp' plans all 16"):
+    with pytest.raises(PlanError, match="has 4 devices, but planner 'amp' uses all 16"):
         planned(mesh="data=2,tensor=2")
-    with pytest.raises(PlanError, match="axis 'x', but 'amp' plans pipeline, data, tensor"):
+    with pytest.raises(
+        PlanError, match="axis 'x', but planner 'amp' plans the axes pipeline, data, tensor"
+    ):
         planned(mesh="x=16")
 
 
 def test_batch_is_what_the_first_dims_of_all_inputs_have_in_common() -> None:
     assert batch_of(captured(SPEC).program) == 16
-    with pytest.raises(PlanError, match="no input with a batch to divide"):
+    with pytest.raises(PlanError, match="no input of the program has a batch dim"):
         batch_of(step("param %w : tensor<2xf32>\n%y = aten.neg(%w) : tensor<2xf32>\noutput %y"))
 
 

@@ -107,8 +107,8 @@ def test_fixed_and_forbidden_values_hold_for_the_plan_and_all_candidates() -> No
 def test_reasons_say_what_was_looked_at_and_what_each_choice_is_worth() -> None:
     reasons = "\n".join(planned(fix="micro_batches=1,stages=1").reasons)
     assert "points of the joint space were estimated" in reasons
-    assert "6 points were simulated, the limit but" in reasons
-    assert "raise it by -O simulate=12" in reasons
+    assert "after simulating 6 candidate plans, its limit" in reasons
+    assert "raise the limit by -O simulate=12" in reasons
     assert " is worth " in reasons
     assert "), (" not in reasons
 
@@ -117,9 +117,9 @@ def test_reasons_say_what_was_looked_at_and_what_each_choice_is_worth() -> None:
     ("options", "message"),
     [
         ({"fix": "tensr=2"}, "found 'tensr=2', expected DIMENSION=VALUE; did you mean 'tensor'"),
-        ({"fix": "recompute=some"}, "recompute is 'some'; use one of none, layer"),
-        ({"fix": "tensor=2,tensor=4"}, "tensor is 2 and 4; give one of them"),
-        ({"forbid": "zero=4"}, "zero is '4'; use one of 0, 1, 2, 3"),
+        ({"fix": "recompute=some"}, "recompute 'some' is unknown; use one of none, layer"),
+        ({"fix": "tensor=2,tensor=4"}, "tensor is both 2 and 4; keep one of them"),
+        ({"forbid": "zero=4"}, "zero '4' is unknown; use one of 0, 1, 2, 3"),
         ({"fix": "tensor=3"}, "no plan with tensor=3 on 4 devices .*: tensor can be 1 or 2 or 4"),
         (
             {"fix": "data=4,tensor=4"},
@@ -129,13 +129,16 @@ def test_reasons_say_what_was_looked_at_and_what_each_choice_is_worth() -> None:
             {"fix": "tensor=3,data=3"},
             "data=3 x tensor=3 is 9, .*; no single one of these can be left out to have one",
         ),
-        ({"fix": "tensor=2", "forbid": "tensor=2"}, "tensor=2 is fixed and forbidden"),
+        ({"fix": "tensor=2", "forbid": "tensor=2"}, "tensor=2 is both fixed and forbidden"),
         ({"fix": "tensor"}, "found 'tensor', expected DIMENSION=VALUE; the dimensions are"),
         ({"fix": "stages=2,pipeline=dualpipe-v"}, ": pipeline can be 1f1b or gpipe or"),
         ({"memory": "lots"}, "memory is 'lots'; give bytes with a unit"),
-        ({"memory": "70"}, "memory is '70', without a unit: 70 bytes; write 70GiB"),
-        ({"memory": "40960"}, "without a unit: 40960 bytes; write 40960MiB, or 40960B if it is"),
-        ({"memory": "70GiB"}, "memory is 70GiB, but 'A100-40GB' of cluster"),
+        ({"memory": "70"}, "memory is '70', without a unit, which means 70 bytes; write 70GiB"),
+        (
+            {"memory": "40960"},
+            "without a unit, which means 40960 bytes; write 40960MiB, or 40960B for so few",
+        ),
+        ({"memory": "70GiB"}, "memory is 70GiB, more than the .* of device 'A100-40GB' of cluster"),
         ({"memory": "1KiB"}, "for parameters and optimizer alone, at least .* use more devices"),
     ],
 )
@@ -268,7 +271,7 @@ def test_time_limit_that_ends_among_the_estimates_gives_the_best_of_them() -> No
     assert plan.predicted is not None
     assert plan.predicted.source == "simulated"
     assert "1 point of the joint space was" in plan.reasons[0]
-    assert "its time was up" in plan.reasons[0]
+    assert "the search ran out of time" in plan.reasons[0]
 
 
 def test_time_limit_before_anything_fits_says_so() -> None:
@@ -279,7 +282,9 @@ def test_time_limit_before_anything_fits_says_so() -> None:
     assert state < found.peak_bytes
     memory = f"{int((state + found.peak_bytes) / 2)}B"
     options = AutoOptions(time_limit_s=1e-9, propose=False, memory=memory, fix=fix)
-    with pytest.raises(PlanError, match="no plan that fits was found yet: its time was up, and"):
+    with pytest.raises(
+        PlanError, match="no plan that fits was found yet: the search ran out of time, and"
+    ):
         plan_auto(program(), None, cluster=CLUSTER, options=options)
 
 

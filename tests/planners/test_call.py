@@ -45,15 +45,17 @@ def test_plan_of_more_replicas_than_samples_says_so(planner: str) -> None:
 
 
 def test_missing_mesh_cluster_planner_and_option_are_told_in_one_line() -> None:
-    with pytest.raises(ValueError, match="'replicated' does not choose a mesh; give one, as data="):
+    with pytest.raises(
+        ValueError, match="'replicated' does not choose a mesh; give a mesh, as data="
+    ):
         call_planner("replicated", program(), None)
     with pytest.raises(ValueError, match="'megatron' needs a cluster; give"):
         call_planner("megatron", program(), None)
     with pytest.raises(ValueError, match="no planner 'x'; use one of amp"):
         call_planner("x", program(), None)
-    with pytest.raises(ValueError, match="option 'simulate' is -3; give 0 or more"):
+    with pytest.raises(ValueError, match="option 'simulate' is -3, expected 0 or more"):
         call_planner("auto", program(), None, options={"simulate": -3})
-    with pytest.raises(ValueError, match="option 'time_limit_s' is nan; give 0 or more"):
+    with pytest.raises(ValueError, match="option 'time_limit_s' is nan, expected 0 or more"):
         call_planner("auto", program(), None, options={"time_limit_s": float("nan")})
     with pytest.raises(ValueError, match="no option 'x'; its options are data"):
         call_planner("replicated", program(), Mesh(data=2), options={"x": 1})

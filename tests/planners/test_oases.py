@@ -277,9 +277,9 @@ def test_too_little_memory_gives_the_smallest_shortfall_by_part() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_split": 3}, "use 2, or 1 for a blocking step"),
+        ({"batch_split": 3}, "batch_split=3, expected 2"),
         ({"tensor": "model"}, "has no axis 'model'"),
-        ({"memory_share": 0.0}, "give the share that may be used"),
+        ({"memory_share": 0.0}, "give a fraction above 0, at most 1"),
     ],
 )
 def test_wrong_option_says_what_to_use(options: dict[str, Any], message: str) -> None:

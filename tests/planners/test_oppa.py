@@ -245,9 +245,9 @@ def test_trials_of_another_problem_or_search_are_refused(tmp_path: Path) -> None
 
     with TrialFile.open(path, {"cluster": "a"}):
         refuse({"cluster": "a"}, "in use")
-    refuse({"cluster": "b"}, "another problem: its cluster is 'a', this one's is 'b'")
+    refuse({"cluster": "b"}, "another search: it has cluster 'a', but this search has 'b'")
     path.write_text('{"no": 1}\n')
-    refuse({}, "not a file of trials")
+    refuse({}, "the first line of a trials file")
 
 
 def test_wrong_trial_is_named(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_variance_of_an_outcome_is_that_of_its_mean() -> None:
     one = Outcome("ok", (1.0, 0.5))
     assert one.throughput == 1.5
     assert one.variance == pytest.approx(0.5 / 2)
-    with pytest.raises(ValueError, match="a trial that is ok has step times"):
+    with pytest.raises(ValueError, match="a trial of status ok has step times"):
         Outcome("ok")
 
 
@@ -329,7 +329,9 @@ def test_planner_returns_the_fastest_plan_that_it_tried(program: Program, tmp_pa
     assert again.to_json() == found.to_json()
     assert found.predicted.time_s == min(one.predicted.time_s for one in found.candidates)
     file.write_text(file.read_text().replace('"joint"', '"plain"'))
-    with pytest.raises(ValueError, match="of another problem: its space is 'plain', this one's is"):
+    with pytest.raises(
+        ValueError, match="of another search: it has space 'plain', but this search has"
+    ):
         plan(program, None, "oppa", cluster="perlmutter:nodes=1", **options)
 
 
@@ -362,7 +364,7 @@ def test_joint_space_recomputes_quarters_of_the_layers() -> None:
 
 
 def test_no_trials_are_told(program: Program) -> None:
-    with pytest.raises(ValueError, match="oppa makes 0 trials; give 1 or more"):
+    with pytest.raises(ValueError, match="'oppa' is asked for 0 trials; use trials >= 1"):
         plan(program, None, "oppa", cluster="perlmutter:nodes=1", trials=0)
 
 

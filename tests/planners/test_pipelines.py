@@ -136,11 +136,11 @@ def test_table_in_which_ranks_wait_for_each_other_is_refused() -> None:
 
 
 def test_what_a_schedule_cannot_do_is_said() -> None:
-    with pytest.raises(ValueError, match="9 micro-batches do not divide into 2 rounds on 4 stages"):
+    with pytest.raises(ValueError, match="9 micro-batches do not divide into 2 rounds on 4 ranks"):
         find_schedule("interleaved-1f1b").table(4, 9, 2)
-    with pytest.raises(ValueError, match="needs as many micro-batches; found 4"):
+    with pytest.raises(ValueError, match=r"needs at least \d+ micro-batches, found 4"):
         find_schedule("dualpipe-v").table(4, 4, 2)
-    with pytest.raises(ValueError, match="has 2 stages on each rank, not 1; give 8 stages"):
+    with pytest.raises(ValueError, match="puts 2 stages on each rank, not 1; use 8 stages"):
         find_schedule("zero-bubble-v").table(4, 8, 1)
     with pytest.raises(ValueError, match="did you mean '1f1b'"):
         find_schedule("1f1")

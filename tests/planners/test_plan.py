@@ -83,17 +83,23 @@ def test_all_that_a_plan_can_say_reads_back() -> None:
             '{"recompute": "all"}',
             "p: 'recompute' is 'all'; use one of none, layer, after-communication, after-products.",
         ),
-        ('{"pipeline": {}}', "p: 'pipeline': 'stages' is missing."),
+        ('{"pipeline": {}}', "p: 'pipeline': the key 'stages' is missing; add it."),
         ('{"pipeline": 2}', "p: 'pipeline' must be an object."),
-        ('{"pipeline": {"stages": [["a"]], "x": 1}}', "p: 'pipeline': unknown keys ['x']; it has "),
+        (
+            '{"pipeline": {"stages": [["a"]], "x": 1}}',
+            "p: 'pipeline': the keys ['x'] are unknown; the keys can be ",
+        ),
         ('{"pipeline": {"stages": [["a"], []]}}', "p: 'pipeline'.stages must be lists of layer"),
         ('{"pipeline": {"stages": [["a", 1]]}}', "p: 'pipeline'.stages[0][1] must be a string."),
         (
             '{"pipeline": {"stages": [["a"], ["b"]], "devices": ["T4"]}}',
-            "p: 'pipeline'.devices has 1 entries, expected one for each of the 2 stages, or none.",
+            "p: 'pipeline'.devices has 1 entries, expected one for each of the 2 stages, or an empty list.",
         ),
         ('{"predicted": {"time_s": "1"}}', "p: 'predicted'.time_s must be a number."),
-        ('{"candidates": [{"name": "a"}]}', "p: 'candidates'[0]: 'predicted' is missing."),
+        (
+            '{"candidates": [{"name": "a"}]}',
+            "p: 'candidates'[0]: the key 'predicted' is missing; add it.",
+        ),
     ],
 )
 def test_parts_of_a_plan_are_read_strictly(text: str, expected: str) -> None:
@@ -157,12 +163,12 @@ NO_JSON = "; a plan is JSON, as `shardweave plan -o` writes it."
             f"p.json:2:17: not JSON: Expecting ':' delimiter{NO_JSON}",
         ),
         ("", f"p.json:1:1: not JSON: Expecting value{NO_JSON}"),
-        ("[" * 100_000, "p.json: too many brackets within each other for a plan."),
+        ("[" * 100_000, "p.json: brackets are nested too deeply for a plan."),
         ("[]", "p.json: found list, expected a JSON object."),
         (
             '{"parameter": {}}',
-            "p.json: unknown keys ['parameter']; did you mean 'parameters'? "
-            "a plan has activations, alone_bytes, "
+            "p.json: the plan has unknown keys ['parameter']; did you mean 'parameters'? "
+            "its keys can be activations, alone_bytes, "
             "attention_parts, batch_split, candidates, cluster, expert_load, inputs, loss_chunks, mesh, notes, "
             "offload, parameters, passes, "
             "pipeline, planner, precision, predicted, projections, reasons, recompute, recompute_in, "
@@ -179,7 +185,7 @@ NO_JSON = "; a plan is JSON, as `shardweave plan -o` writes it."
         ('{"planner": 1}', "p.json: 'planner' must be a string."),
         (
             '{"inputs": {"x": "[{}]", "x": "[{}]"}}',
-            "p.json: 'x' is given twice; keep one of them.",
+            "p.json: the key 'x' is given twice; keep one of them.",
         ),
     ],
 )
@@ -223,7 +229,7 @@ def test_plan_for_another_model_is_refused_with_names_that_exist() -> None:
         "the plan names parameter 'wte.weight', which this program does not have (it has "
         "bert.embeddings.word_embeddings.weight, "
     )
-    assert message.endswith(", ...); the plan was made for another model, or the name is misspelt.")
+    assert message.endswith(", ...); correct the name, or use a plan for this model.")
 
 
 def test_sharding_of_a_plan_is_checked_against_shape_and_mesh() -> None:
@@ -232,7 +238,9 @@ def test_sharding_of_a_plan_is_checked_against_shape_and_mesh() -> None:
     )
     uneven = parse_sharding('[{}, {"tensor"}]', (4, 6), MESH, "w").on((4, 6), MESH)
     assert uneven.local_shape((4, 6)) == (4, 2)
-    with pytest.raises(PlanError, match=r"^w of shape \[4, 1\]: a dim of size 1 cannot be sharded"):
+    with pytest.raises(
+        PlanError, match=r"^w of shape \[4, 1\]: a dim of size 1 is too small to shard"
+    ):
         parse_sharding('[{}, {"data", "tensor"}]', (4, 1), MESH, "w")
 
 

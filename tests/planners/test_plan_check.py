@@ -34,7 +34,9 @@ def test_sharding_that_leaves_devices_nothing_is_refused() -> None:
 def test_stages_by_name_and_pattern_are_checked() -> None:
     check_plan(staged(("wte", "wpe", "h.0"), ("h.1", "ln_f", "head")), program())
     check_plan(staged(("w*", "h.*"), ("ln_f", "head")), program())
-    with pytest.raises(PlanError, match=r"stage 1 names layer 'h.9', which this program does not"):
+    with pytest.raises(
+        PlanError, match=r"stage 1 of the plan names layer 'h.9', which this program does not"
+    ):
         check_plan(staged(("h.0",), ("h.9",)), program())
-    with pytest.raises(PlanError, match=r"block 'h.1' is in stages \[0, 1\]; leave it in one"):
+    with pytest.raises(PlanError, match=r"puts block 'h.1' into stages \[0, 1\]; put it into one"):
         check_plan(staged(("h.*",), ("h.1",)), program())

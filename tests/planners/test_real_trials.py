@@ -56,7 +56,7 @@ def test_no_trial_ends_early_where_that_is_not_asked_for() -> None:
     trials.run(Plan())
     trials.run(Plan())
     assert fake.limits[1].stop_above_s == float("inf")
-    with pytest.raises(PlanError, match=r"slow is 0\.5, and would end trials faster than"):
+    with pytest.raises(PlanError, match=r"slow is 0\.5, but trials are ended when"):
         RealTrials(fake, 4, 9.0, slow=0.5)
 
 

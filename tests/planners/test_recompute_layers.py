@@ -60,7 +60,10 @@ def test_pass_recomputes_in_the_blocks_that_are_named() -> None:
     ("options", "message"),
     [
         ('policy="layer" blocks="h.9"', "there is no block 'h.9'; the program has h.0, h.1, h.2"),
-        ('policy="budget" bytes=1 blocks="h.0"', "chooses the blocks; leave blocks out"),
+        (
+            'policy="budget" bytes=1 blocks="h.0"',
+            "chooses the blocks itself; remove the option blocks",
+        ),
     ],
 )
 def test_blocks_that_cannot_be_are_told(options: str, message: str) -> None:
@@ -96,7 +99,7 @@ def test_plan_that_recomputes_some_layers_equals_eager(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (Plan(recompute_in=("h.0",)), "recomputes nothing; give 'recompute' a policy"),
+        (Plan(recompute_in=("h.0",)), "but 'recompute' is none; set 'recompute' to a policy"),
         (Plan(recompute="layer", recompute_in=("h.7",)), "'recompute_in' names block 'h.7'"),
     ],
 )

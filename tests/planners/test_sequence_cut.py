@@ -126,7 +126,9 @@ def test_parts_of_attention_where_no_axis_cuts_the_sequence_are_noted() -> None:
 
 
 def test_fewer_than_one_part_is_refused() -> None:
-    with pytest.raises(ValueError, match="attention_parts=0; give at least 1"):
+    with pytest.raises(
+        ValueError, match="attention_parts=0, expected a whole number of at least 1"
+    ):
         sequence_cut(captured(SPECS["gpt"]).program, as_mesh("context=2"), "context", 0)
 
 

@@ -193,12 +193,14 @@ def test_program_that_is_not_partitioned_is_refused() -> None:
     program = step(
         "input %x : tensor<8xf32>\n%y = aten.relu(%x) : tensor<8xf32>\noutput %y", "tensor=2"
     )
-    with pytest.raises(ValueError, match="not partitioned for its mesh tensor=2: run the passes"):
+    with pytest.raises(
+        ValueError, match="not partitioned for its mesh tensor=2; first run the passes"
+    ):
         simulate(program, cluster())
 
 
 def test_mesh_other_than_the_programs_is_refused() -> None:
-    with pytest.raises(ValueError, match="for mesh tensor=2, not for tensor=4"):
+    with pytest.raises(ValueError, match="for mesh tensor=2, but mesh tensor=4 is given"):
         simulate(local(BLOCKING), cluster(), Mesh(tensor=4))
 
 

@@ -126,7 +126,9 @@ def test_nobody_is_ever_more_than_one_micro_batch_from_his_share(shares: tuple[i
 def test_shares_of_fewer_micro_batches_keep_their_proportions() -> None:
     assert fitted_shares(((8,), (6, 2)), 4) == ((4,), (3, 1))
     assert fitted_shares(((7, 1),), 2) == ((1, 1),)
-    with pytest.raises(PlanError, match="a stage is at 2 ranks, but a step has 1 micro-batches"):
+    with pytest.raises(
+        PlanError, match="a stage has 2 ranks in 'shares', more than the 1 micro-batches"
+    ):
         fitted_shares(((8,), (6, 2)), 1)
     pipeline = Pipeline((("a",), ("b",)), 8, shares=((8,), (6, 2)))
     found = fewer_micro_batches(pipeline, 5, 4, 3)
@@ -137,15 +139,18 @@ def test_shares_read_back_from_their_text() -> None:
     shares = ((8,), (5, 3))
     assert shares_text(shares) == "8/5,3"
     assert read_shares("8/5,3") == shares
-    with pytest.raises(ValueError, match="shares '8/x': expected numbers of micro-batches"):
+    with pytest.raises(ValueError, match="shares '8/x' are malformed; write the micro-batches"):
         read_shares("8/x")
 
 
 @pytest.mark.parametrize(
     ("shares", "says"),
     [
-        (((4,),) * 3, "'shares' has 3 entries, expected one for each of 2 stages"),
-        (((4,), (3, 2)), r"the shares of stage 1 are \[3, 2\]; expected 1 or more .* 4 in all"),
+        (((4,),) * 3, "'shares' has 3 entries, which do not divide 2 stages"),
+        (
+            ((4,), (3, 2)),
+            r"the shares of stage 1 are \[3, 2\]; give each of its ranks 1 or more .* 4 in all",
+        ),
     ],
 )
 def test_shares_that_do_not_fit_are_refused(shares: tuple[tuple[int, ...], ...], says: str) -> None:
@@ -154,7 +159,10 @@ def test_shares_that_do_not_fit_are_refused(shares: tuple[tuple[int, ...], ...],
 
 
 def test_orders_that_there_are_not_are_refused() -> None:
-    with pytest.raises(PlanError, match="'interleaved-1f1b' runs 7 micro-batches in 7 groups of 1"):
+    with pytest.raises(
+        PlanError,
+        match="'interleaved-1f1b' cannot order the 7 micro-batches",
+    ):
         uneven_table("interleaved-1f1b", ((7,), (7,), (7,)), 2)
 
 
@@ -188,7 +196,7 @@ def test_stages_of_one_coordinate_share_its_devices() -> None:
     assert devices_of_plan(plan, Mesh(stage=3)) == (2, 0, 1)
     assert Plan.from_json(plan.to_json()) == plan
     other = replace(pipeline, ranks=((2,), (0, 1), (1, 0), (2,)))
-    with pytest.raises(PlanError, match="stage 2 is on devices"):
+    with pytest.raises(PlanError, match="put stage 2 on devices"):
         devices_of_plan(replace(plan, pipeline=other), Mesh(stage=3))
 
 
@@ -197,7 +205,7 @@ def test_plan_whose_shares_do_not_fit_the_mesh_is_refused() -> None:
     program = captured(GPT).program
     assert with_pipeline(plan, program, Mesh(stage=3)) is plan
     with pytest.raises(
-        PlanError, match=r"shares are of 3 coordinates, but the stage axis .* has 2"
+        PlanError, match=r"'shares' list 3 ranks in all, but the stage axis .* has 2"
     ):
         with_pipeline(plan, program, Mesh(stage=2))
 
@@ -206,7 +214,7 @@ def test_plan_with_stages_on_a_mesh_without_is_refused_where_one_device_cannot_r
     program, mesh = captured(GPT).program, Mesh(data=2)
     stages = Pipeline(balanced_stages(program, 2), 2)
     plan = Plan(pipeline=stages)
-    with pytest.raises(PlanError, match=r"mesh data=2 has no axis of stages.* as pipeline=2, or"):
+    with pytest.raises(PlanError, match=r"mesh data=2 has no stage axis.* as pipeline=2, or"):
         with_pipeline(plan, program, mesh)
     one_by_one = replace(plan, pipeline=replace(stages, schedule="gpipe"))
     assert with_pipeline(one_by_one, program, mesh) is one_by_one
@@ -225,7 +233,9 @@ def test_plan_with_shares_reads_back_from_json() -> None:
     plan = plan_of(((4,), (3, 1)))
     assert Plan.from_json(plan.to_json()) == plan
     text = plan.to_json().replace("3,\n        1", "3,\n        2")
-    with pytest.raises(PlanError, match=r"shares\[1\] is \[3, 2\], expected the micro-batches"):
+    with pytest.raises(
+        PlanError, match=r"shares\[1\] is \[3, 2\], expected the number of micro-batches"
+    ):
         Plan.from_json(text)
 
 

@@ -14,7 +14,7 @@ from shardweave.ir.ops.strides import expected_strides
 
 
 def generate(op: FusedOp, strides: Sequence[Sequence[int]] | None = None) -> Kernel:
-    """Generate a region's kernel for inputs of these strides. Raises UnfitError if none fits."""
+    """Generate a region's kernel for inputs of these strides. UnfitError if no template fits."""
     given = [expected_strides(value) for value in op.operands] if strides is None else strides
     return kernel_of(region_of(op), given)
 

@@ -178,7 +178,7 @@ class _LookupTemplate:
 
 
 def num_programs(kernel: Kernel, config: Config) -> int:
-    """Number of programs: (indices + blocks of rows, unless in place) x blocks of columns."""
+    """Number of program instances: (indices + blocks of rows, unless in place) x column blocks."""
     sizes = kernel.sizes
     rows = sizes["n"]
     if kernel.overwrites is None:

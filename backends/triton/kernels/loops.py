@@ -63,10 +63,8 @@ def pointwise_kernel(region: Region, strides: Strides = None) -> Kernel:
 
 
 def reduction_kernel(region: Region, strides: Strides = None, whole_row: int = WHOLE_ROW) -> Kernel:
-    """Write a reduction kernel. A program reduces its own rows; column sums are left in parts.
-
-    Rows of more than `whole_row` elements are read block by block.
-    """
+    """Write a reduction kernel. Each instance reduces its own rows; column sums are left as partial
+    results. Rows of more than `whole_row` elements are read block by block."""
     return _ReductionTemplate(region, strides, whole_row).kernel()
 
 
@@ -323,10 +321,8 @@ class _ReductionTemplate:
 
     def _share_rows(self, *, has_rows: bool) -> str:
         """Write the columns and rows of each program; returns the header of the loop over rows.
-
         has_rows: whether rows are reduced too, so that a program needs all columns. The grid has
-        only one dim in any case, since its other dims are limited to 65,535.
-        """
+        only one dim in any case, since its other dims are limited to 65,535."""
         line = self.writer.line
         if self.is_ragged:
             line(COLUMNS_FROM_ALIGNED)

@@ -45,7 +45,8 @@ SYMBOLIC = 16
 def matmul_kernel(
     region: Region, strides: Sequence[Sequence[int]] | None = None, precision: str = "ieee"
 ) -> Kernel:
-    """Write a product kernel: a block per program; pointwise ops around it in registers."""
+    """Write a product kernel: an instance computes a block, and pointwise ops on it in
+    registers."""
     return _MatmulTemplate(region, strides, precision).kernel()
 
 
@@ -103,7 +104,7 @@ class _MatmulTemplate:
 
     def _result(self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards) -> Term:
         if indices != (self.bases["row"], self.bases["col"]):
-            raise UnfitError("the result of a matrix product is read out of order")
+            raise UnfitError("an op reads the result of a matrix product in another order")
         both = frozenset({"row", "col"})
         dtype = computed_in(dtype_of_value(value))
         if op.name == "aten.mm":

@@ -42,7 +42,8 @@ def keeps_nan(op: AtenOp) -> bool:
 
 
 class Accumulation(NamedTuple):
-    """One accumulation. result: the op's result that a column reduction writes; None for rows.
+    """One accumulation of a reducing op. result: the op's result that a column reduction writes;
+    None for rows.
 
     peak: for a sum of exp(x - max x), the key of that maximum, so that one pass can compute both;
     else None.
@@ -72,7 +73,7 @@ def _reduces(*names: str, result: _Result) -> Callable[[_Steps], _Steps]:
 
 @dataclass
 class Reducer:
-    """Writes the reductions of a region over the space `row` x `col`."""
+    """Writes the reductions of a region over its rows and columns, at indices `row` and `col`."""
 
     values: Values
     row: Index
@@ -117,12 +118,12 @@ class Reducer:
         flat = raveled(indices, shape_of(value))
         row, col = quotient_and_remainder(flat, self.columns, self.values.writer.name_index)
         if row != self.row:
-            raise UnfitError("a reduced row is read by an element of another row")
+            raise UnfitError("an element of another row reads a reduced row")
         return col
 
     def _check_row(self, indices: Indices, value: SSAValue) -> None:
         if raveled(indices, shape_of(value)) != self.row:
-            raise UnfitError("the result of one row is read by another")
+            raise UnfitError("an element of another row reads the result of a row")
 
     # sum, amax, amin
 
@@ -236,7 +237,7 @@ class Reducer:
         self, op: AtenOp, value: SSAValue, indices: Indices, guards: Guards
     ) -> Term:
         if self._position(indices, value) != self.col:
-            raise UnfitError("the gradient of a layer norm is read out of order")
+            raise UnfitError("an op reads the gradient of a layer norm in another order")
         tilt, shift = self.done((op, "tilt")), self.done((op, "shift"))
         grad, normal, rstd = self._weighted(op), self._normal(op), self.of_row(op.operands[3])
         text = "({0} - ({1} * {2} + {3}) / n_cols) * {4}"

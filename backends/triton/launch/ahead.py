@@ -18,7 +18,7 @@ from shardweave.backends.triton.source.writer import AT_AN_EDGE
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """The limits of one SM (CUDA C++ programming guide, compute capabilities)."""
+    """Limits of one SM (CUDA C++ programming guide, compute capabilities)."""
 
     warps: int
     blocks: int
@@ -59,10 +59,8 @@ _FAST = re.compile(r"\(?(?:x|i|col|k_a|k_b|place)(?: % \d+)?\)?\)?")
 
 
 def resident_warps(target: str, *, num_warps: int, registers: int, shared_bytes: int) -> int:
-    """Number of warps of a kernel that one SM holds at once; 0 if no program fits.
-
-    registers: per thread. num_warps, shared_bytes: per program.
-    """
+    """Number of a kernel's warps that one SM holds at once; 0 if not even one program instance
+    fits. registers: per thread. num_warps, shared_bytes: per program instance."""
     limits = MULTIPROCESSORS[target]
     per_warp = -(-registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
     programs = min(limits.blocks, limits.warps // num_warps)
@@ -84,7 +82,7 @@ def loaded_bytes(ptx: str) -> int:
 def narrow_statements(ptx: str, source: str) -> dict[str, int]:
     """Find loads and stores along the contiguous dim with accesses of less than 128 bits.
 
-    Returns the bits of the narrowest access by statement. Leaves out statements with less than 128
+    Returns the bits of the narrowest access, by statement. Leaves out statements with less than 128
     bits for each thread (one sum per column), gathers, and statements for edges of rows.
     """
     accesses: dict[int, list[int]] = {}
@@ -197,12 +195,12 @@ def parse_target(text: str) -> GPUTarget:
     """Return Triton's target for `sm_90`, `gfx942`, .. ValueError if unknown or without Triton."""
     if text not in SHARED_LIMIT_BYTES:
         raise ValueError(
-            f"target '{text}' is unknown; use some of {', '.join(SHARED_LIMIT_BYTES)}."
+            f"target '{text}' is unknown; use targets out of {', '.join(SHARED_LIMIT_BYTES)}."
         )
     if not has_triton():
         raise ValueError(
-            f"compiling kernels for '{text}' takes Triton, which is not installed here; compile "
-            "them on Linux, or write their sources alone (--target '')."
+            f"compiling kernels for '{text}' needs Triton, which is not installed; compile on "
+            "Linux, or write only the kernels' sources (--target '')."
         )
     from triton.backends.compiler import GPUTarget
 
@@ -285,7 +283,7 @@ def _resources_of_cubin(cubin: bytes) -> tuple[int, int]:
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said))
     if "REG" not in usage:
-        raise ValueError(f"cuobjdump said nothing of registers: {said.strip()}")
+        raise ValueError(f"cuobjdump reported no register count: {said.strip()}")
     return int(usage["REG"]), int(usage.get("STACK", 0)) + int(usage.get("LOCAL", 0))
 
 
@@ -306,5 +304,5 @@ def _resources_of_amdgcn(text: str) -> tuple[int, int]:
     registers = re.search(r"\.vgpr_count:\s+(\d+)", text)
     scratch = re.search(r"\.private_segment_fixed_size:\s+(\d+)", text)
     if registers is None or scratch is None:
-        raise ValueError("the AMD compiler noted no registers in its assembly.")
+        raise ValueError("the AMD compiler's assembly has no register count.")
     return int(registers[1]), int(scratch[1])

@@ -57,10 +57,10 @@ def load_function(source: str, name: str, key: str) -> Any:
 
 
 class FusedCall:
-    """A `kernel.fused` as a function of tensors.
+    """A `kernel.fused` op as a function of tensors.
 
-    The kernel is generated for the strides that the inputs have, once for each set of strides.
-    A region that no template fits runs op by op; `reason` says why.
+    A kernel is generated for each set of strides that the inputs have. A region that no template
+    fits runs op by op; `reason` says why.
 
     op: the fused op. device: where it runs. tunes: whether the first call on a GPU measures all
     configurations; else the default is used. agreed: called once; returns one rank's choice on all
@@ -201,7 +201,7 @@ Start = Callable[..., object]
 
 
 def starter(source: KernelSource, config: Config, grid: tuple[int, ...]) -> Start:
-    """Return a function that starts a kernel on its pointers; the rest is prepared here."""
+    """Return a function that starts a kernel, given its pointers; all else is prepared here."""
     function = load_function(source.source, source.name, source.key)[grid]
     sizes = tuple(source.sizes.values())
     constants = source.fixed | config
@@ -211,7 +211,7 @@ def starter(source: KernelSource, config: Config, grid: tuple[int, ...]) -> Star
 
 
 class Launch:
-    """A callable kernel at a configuration. Prepares all that does not depend on the tensors.
+    """A kernel at a configuration, ready to call. Prepares all that does not depend on tensors.
 
     queue: as in `FusedCall`.
     """
@@ -281,7 +281,8 @@ class Launch:
 
 
 class JoinedSum:
-    """A sum of a few rows, without a kernel of its own: the rows wait in the queue to be joined.
+    """A sum of a few rows, which needs no kernel of its own: the rows wait in the queue to be
+    joined.
 
     queue: as in `FusedCall`.
     """

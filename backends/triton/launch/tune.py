@@ -54,8 +54,8 @@ def power_of_2(count: int) -> int:
 
 
 def configs_of(region: Region, *, in_parts: bool) -> list[Config]:
-    """List configs to tune over, default first. in_parts: whether rows are read block by block.
-    A config's `programs` limits the programs that share the rows of a column sum."""
+    """List configurations to tune over, the default first. in_parts: whether rows are read block by
+    block. A configuration's `programs` limits the instances that share the rows of a column sum."""
     space = region.space
     columns, rows = power_of_2(space.columns), power_of_2(space.rows)
     live = len(region.inputs) + len(region.stored)
@@ -142,7 +142,7 @@ def fastest_config(kernel: Kernel, runner: Runner) -> Choice:
             continue
         times.append((seconds, number, config))
     if not times:
-        raise RuntimeError(f"{kernel.name}: nothing runs: {'; '.join(failures)}.")
+        raise RuntimeError(f"{kernel.name}: every configuration failed: {'; '.join(failures)}.")
     return Choice(min(times)[2], tuple(failures))
 
 

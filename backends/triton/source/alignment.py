@@ -54,20 +54,21 @@ is_whole = is_inside & (start + (BLOCK_R - 1) * num_parts < n_rows)"""
 
 
 def row_period(space: IterationSpace) -> int:
-    """Number of rows after which the offset repeats, for kernels that sum columns; else 1."""
+    """In a kernel that sums columns, number of rows after which their alignment repeats; else 1."""
     if space.family != "columns" or space.holds_columns:
         return 1
     return GROUP // math.gcd(space.columns, GROUP)
 
 
 def num_column_blocks(space: IterationSpace, block: int) -> int:
-    """Number of blocks of columns in a row; the first may begin before the row."""
+    """Number of column blocks in a row; the first block may begin before the row does."""
     before = GROUP - 1 if row_period(space) > 1 else 0
     return -(-(space.columns + before) // block)
 
 
 def pitch(columns: int) -> int:
-    """Elements from one row of partial results to the next: `columns`, rounded up to a group."""
+    """Row stride, in elements, of partial results: `columns` rounded up to a multiple of
+    `GROUP`."""
     return -(-columns // GROUP) * GROUP
 
 

@@ -62,7 +62,7 @@ def type_text(dtype: torch.dtype) -> str:
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which kernels compute with values of `dtype`: float32 for halves."""
+    """Return the dtype in which kernels compute with `dtype`: float32 for half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -112,10 +112,8 @@ def _negative(op: AtenOp, a: str) -> str:
 @formula("aten.tanh")
 def _tanh(op: AtenOp, a: str) -> str:
     """Compute 2 sigmoid(2 a) - 1; near 0, where this cancels, a convergent of Lambert's fraction.
-
     No library call, since it must run in the interpreter and on every target. For |a| < 0.4 the
-    convergent has an error of at most 1e-17 (a^14 / (13!! 15!!)).
-    """
+    convergent has an error of at most 1e-17 (a^14 / (13!! 15!!))."""
     square = f"({a} * {a})"
     above = f"(135135.0 + {square} * (17325.0 + {square} * (378.0 + {square})))"
     below = f"(135135.0 + {square} * (62370.0 + {square} * (3150.0 + {square} * 28.0)))"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Base:
-    """A variable of the kernel, with elements in [0, size). axes: the axes that it varies along."""
+    """A variable of the kernel with values in [0, size). axes: the axes along which it varies."""
 
     name: str
     size: int
@@ -42,7 +42,7 @@ class IndexTerm:
 
 @dataclass(frozen=True)
 class Index:
-    """A sum of terms (`parts`) and a constant; adjoining terms of one base are merged."""
+    """A sum of index terms (`parts`) and a constant; neighbouring terms of a `Base` are merged."""
 
     parts: tuple[IndexTerm, ...] = ()
     constant: int = 0
@@ -66,9 +66,7 @@ class Index:
 
     def text(self, symbols: Symbols = (), *, wide: bool = False) -> str:
         """Return Triton text: `row * n_cols + col`. symbols: (value, name) of size parameters.
-
-        wide: whether to compute in 64 bits, because the index may exceed 32.
-        """
+        wide: whether to compute in 64 bits, because the index may exceed 32."""
         words: list[str] = []
         for part in self.parts:
             scale = _scaled(part.coefficient, symbols)
@@ -90,10 +88,8 @@ def of_base(base: Base) -> Index:
 
 
 def quotient_and_remainder(index: Index, divisor: int, namer: Namer) -> tuple[Index, Index]:
-    """Return quotient and remainder of an index that is not negative.
-
-    namer: assigns an index to a variable, if it cannot be divided term by term.
-    """
+    """Return quotient and remainder of an index that is not negative. namer: assigns an index to a
+    variable, if it cannot be divided term by term."""
     if divisor == 1:
         return index, ZERO
     high: list[IndexTerm] = []

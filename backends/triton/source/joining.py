@@ -86,11 +86,11 @@ def {name}(
 
 @dataclass(frozen=True)
 class PartialResult:
-    """A result of which each program of a kernel leaves one row of `num_columns` elements.
+    """A reduction's result of which each program instance leaves one row of `num_columns` elements.
 
-    Rows begin at multiples of 16 bytes; the elements in the gaps are undefined.
-    dtype: of the rows. target: dtype of the joined result. in_memory: whether the rows are an
-    existing tensor, which no kernel writes.
+    Rows begin at multiples of 16 bytes; the elements in the gaps are undefined. dtype: the rows'
+    dtype. target: dtype of the joined result. in_memory: whether the rows are an existing tensor,
+    which no kernel writes.
     """
 
     kind: Kind
@@ -143,7 +143,7 @@ def reduced_block(kind: Kind, block: str, axis: int, *, keeps_nan: bool) -> str:
 
 
 def partial_results_of(kernel: Kernel, config: Config) -> list[PartialResult]:
-    """List the results that a kernel leaves in parts at a config, in order of `kernel.partial`."""
+    """List the partial results of a kernel at a configuration, in order of `kernel.partial`."""
     if not kernel.partial:
         return []
     region = kernel.region
@@ -158,7 +158,7 @@ def partial_results_of(kernel: Kernel, config: Config) -> list[PartialResult]:
 
 
 def num_partial(space: IterationSpace, config: Config) -> int:
-    """Return the number of partial results of a reduction over the rows of a space."""
+    """Number of rows of partial results that a reduction over the rows of a space leaves."""
     count = min(-(-space.rows // config["BLOCK_R"]), config["programs"])
     period = row_period(space)
     return -(-count // period) * period
@@ -167,8 +167,8 @@ def num_partial(space: IterationSpace, config: Config) -> int:
 def finishing_kernel(results: Sequence[PartialResult], *, behind: bool = False) -> KernelSource:
     """Write the kernel that joins partial results, each in the order of its rows.
 
-    Its parameters are the partial results of each, then the results in their target dtypes.
-    behind: whether its programs follow the `num_before` programs of another kernel.
+    Its parameters are the partial results of each result, then the results in their target dtypes.
+    behind: whether its program instances follow the `num_before` instances of another kernel.
     """
     count = range(len(results))
     parameters = [f"parts_{n}_ptr" for n in count] + [f"out_{n}_ptr" for n in count]
@@ -192,10 +192,11 @@ def finishing_kernel(results: Sequence[PartialResult], *, behind: bool = False) 
 def with_joining(
     kernel: Kernel, config: Config, num_programs: int, results: Sequence[PartialResult]
 ) -> tuple[Kernel, int]:
-    """Extend a kernel by programs that join the partial results of earlier kernels.
-    num_programs: of the kernel at `config`. Returns the new kernel and its number of programs.
+    """Extend a kernel by program instances that join the partial results of earlier kernels.
+    num_programs: number of the kernel's instances at `config`. Returns the new kernel and its
+    number of instances.
 
-    Its pointers are those of the kernel, then those of `finishing_kernel`.
+    Its pointers are the kernel's, then those of `finishing_kernel`.
     """
     joining = finishing_kernel(results, behind=True)
     own, others = kernel.pointer_names, joining.pointer_names
@@ -228,7 +229,7 @@ def with_joining(
 
 
 def finishing_grid(results: Sequence[PartialResult]) -> tuple[int]:
-    """Return the grid of the joining kernel: one program for each block of a result's columns."""
+    """Return the grid of the joining kernel: one instance for each block of a result's columns."""
     return (sum(-(-parts.num_columns // FINISHING["BLOCK_C"]) for parts in results),)
 
 

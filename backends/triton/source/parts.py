@@ -36,7 +36,7 @@ Place = tuple[Tensor, Tensor]
 
 
 class PartsQueue:
-    """Partial results that wait. join: computes the results, from results and places as added."""
+    """Partial results that wait. join: a function of results and places that joins them."""
 
     def __init__(self, join: Callable[[Sequence[PartialResult], Sequence[Any]], None]) -> None:
         self._join = join
@@ -44,7 +44,7 @@ class PartsQueue:
         self._places: list[Any] = []
 
     def add(self, results: Sequence[PartialResult], places: Sequence[Any]) -> None:
-        """Queue a kernel's partial results; joins the earlier ones first if there are too many."""
+        """Queue a kernel's partial results; join the earlier ones first if there are too many."""
         both = [*self._results, *results]
         made = sum(parts.num_bytes for parts in both if not parts.in_memory)
         if len(both) > MAX_RESULTS or made > MAX_BYTES:
@@ -58,14 +58,15 @@ class PartsQueue:
             self._join(*self.take())
 
     def take(self) -> tuple[list[PartialResult], list[Any]]:
-        """Empty the queue; returns its results and places, for a kernel that joins them itself."""
+        """Empty the queue; return its results and places, for a kernel that joins them itself."""
         taken = self._results, self._places
         self._results, self._places = [], []
         return taken
 
 
 def joins(program: Program, at_once: Collection[SSAValue] = ()) -> dict[SSAValue, Operation]:
-    """Map each value left in parts, and its views, to the op before which it is joined.
+    """Map each value left as partial results, and its views, to the op before which they are
+    joined.
 
     All waiting values are joined before the first op that reads one of them, before the return, or
     right after the op of a value in `at_once`. Takes time linear in the ops.
@@ -90,7 +91,7 @@ def joins(program: Program, at_once: Collection[SSAValue] = ()) -> dict[SSAValue
 
 
 def in_parts(op: Operation) -> list[SSAValue]:
-    """Return the results that a fused op leaves in parts if a kernel computes it."""
+    """Return the results that a fused op leaves as partial results if a kernel computes it."""
     if not isinstance(op, FusedOp):
         return []
     if is_sum_in_memory(op):
@@ -104,13 +105,14 @@ def in_parts(op: Operation) -> list[SSAValue]:
 
 
 def is_sum_in_memory(op: FusedOp) -> bool:
-    """Whether a region reduces a few rows of an input, which then serve as partial results."""
+    """Whether a region only sums a few rows of an input. It needs no kernel of its own: the rows
+    are queued as partial results, which one launch joins."""
     reducing = sum_of_few_rows(op.fused_ops)
     return reducing is not None and reducing.operands[0] in op.block.args
 
 
 def sum_in_memory(region: Region) -> tuple[int, PartialResult]:
-    """Return the index of the input that has the rows, and its rows as partial results."""
+    """Return the index of the input with the rows to sum, and its rows as partial results."""
     op = sum_of_few_rows(region.ops)
     assert op is not None
     rows, (made,) = op.operands[0], region.stored
@@ -121,27 +123,27 @@ def sum_in_memory(region: Region) -> tuple[int, PartialResult]:
 
 
 def results_in_parts(op: FusedOp, kernel: Kernel | None, config: Config) -> list[PartialResult]:
-    """Return the results that a region leaves in parts, with its kernel (if any) and config."""
+    """Return a region's partial results, given its kernel (if any) and configuration."""
     if is_sum_in_memory(op):
         return [sum_in_memory(region_of(op))[1]]
     return [] if kernel is None else partial_results_of(kernel, config)
 
 
 def joins_others(kernel: Kernel) -> bool:
-    """Whether a kernel also joins the waiting results, in extra programs after its own."""
+    """Whether a kernel also joins waiting partial results, in instances that follow its own."""
     return kernel.family == "lookups"
 
 
 @dataclass(frozen=True)
 class Joining:
-    """Results that one launch joins. beside: the region whose kernel joins them, if any."""
+    """Results that one launch joins. beside: the region whose kernel joins them too, if any."""
 
     results: list[PartialResult]
     beside: FusedOp | None = None
 
 
 def joined_together(program: Program, kernels: Mapping[FusedOp, Kernel]) -> list[Joining]:
-    """List the results that each launch of a program joins, at the default configurations."""
+    """List the results that each launch of a program joins, at default configurations."""
     joinings: list[Joining] = []
     queue = PartsQueue(lambda results, _: joinings.append(Joining(list(results))))
     places = set(joins(program).values())

@@ -71,7 +71,7 @@ class Output:
 class Region:
     """A `kernel.fused` op, analysed. stored: the values that its kernel writes, as dense tensors.
 
-    on_gpu: whether values have their dtypes on a GPU (`dtype_on_gpu`), or those of the program.
+    on_gpu: whether values have their dtypes on a GPU (`dtype_on_gpu`), or the program's.
     """
 
     op: FusedOp
@@ -97,7 +97,7 @@ def region_of(op: FusedOp, *, on_gpu: bool = True) -> Region:
     """Analyse a fused op. Raises UnfitError if no kernel template can compute it."""
     for inner in op.fused_ops:
         if role_of(inner) is None:
-            raise UnfitError(f"{inner.name} has no form in a kernel")
+            raise UnfitError(f"{inner.name} cannot be in a generated kernel")
     inputs = tuple(op.block.args)
     stored: dict[SSAValue, int] = {}
     outputs: list[Output] = []
@@ -118,7 +118,7 @@ def region_of(op: FusedOp, *, on_gpu: bool = True) -> Region:
         raise UnfitError(space)
     for value in (*inputs, *stored):
         if dtype_of_value(value).is_complex:
-            raise UnfitError("complex numbers have no kernel")
+            raise UnfitError("a generated kernel cannot compute complex numbers")
     ops = tuple(op.fused_ops)
     return Region(op, inputs, ops, tuple(stored), tuple(outputs), space, on_gpu)
 

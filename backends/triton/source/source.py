@@ -110,7 +110,7 @@ class Kernel(KernelSource):
 class KernelDraft:
     """A kernel under construction. outputs: the parameter of each stored value.
 
-    strides: of the inputs, in elements; None for dense inputs.
+    strides: strides of each input, in elements; None for a dense input.
     """
 
     def __init__(self, region: Region, strides: Sequence[Sequence[int]] | None) -> None:

@@ -50,7 +50,7 @@ def _handles(name: str) -> Callable[[_Handler], _Handler]:
 
 @dataclass
 class Values:
-    """Finds the element of a region's value at an index, and writes the statements that compute it.
+    """Finds the variable of a region's value at an index; writes statements to compute new ones.
 
     special: by op name, handlers of ops that a template computes (reductions, matrix products).
     """
@@ -88,7 +88,7 @@ class Values:
             return self._pointwise(op, indices, guards)
         handler = _HANDLERS.get(op.name)
         if handler is None:
-            raise UnfitError(f"{op.name} has no form in a kernel")
+            raise UnfitError(f"{op.name} cannot be in a generated kernel")
         return handler(self, op, indices, guards)
 
     def broadcast(self, value: SSAValue, indices: Indices) -> Indices:
@@ -231,7 +231,7 @@ class Values:
         if not tests:
             return ()
         if not index.axes:
-            raise UnfitError("one fixed element of a cut value is read")
+            raise UnfitError("an op reads a single fixed element of a sliced value")
         inside = self.writer.assign("inside", _both(tests), torch.bool, index.axes)
         return (Guard(inside.name, index.axes),)
 
@@ -273,10 +273,8 @@ class Values:
     def _looked_up(
         self, op: AtenOp, place: Term, size: int, guards: Guards
     ) -> tuple[Index, Guards]:
-        """Return a looked-up index as an Index below `size`, and guards that limit loads to it.
-
-        An index out of range fails a device assertion, as in ATen on a GPU.
-        """
+        """Return a looked-up index as an Index below `size`, and guards that limit loads to it. An
+        index out of range fails a device assertion, as in ATen on a GPU."""
         place = self.variable(place)
         text = f"({place.name} >= 0) & ({place.name} < {size})"
         inside = self.writer.assign("inside", text, torch.bool, place.axes)

@@ -62,8 +62,9 @@ Guards = tuple[Guard, ...]
 class DensePlace(NamedTuple):
     """The variable of a flat index whose blocks begin at multiples of 16 bytes.
 
-    text: the plain expression that it replaces. mask: where memory may be read, which includes
-    elements that are not needed. inner: true if a whole block is needed, and so may be written.
+    text: the plain expression that it replaces. mask: condition for reading memory, which is also
+    true at elements that are not needed. inner: condition that a whole block is needed, and so may
+    be written.
     """
 
     text: str
@@ -123,7 +124,7 @@ class Writer:
         return len(self.lines), dict(self.known)
 
     def restore(self, state: tuple[int, dict[object, Term]], *, erase: bool) -> None:
-        """Forget the variables since `state`, which are out of scope. erase: also their lines."""
+        """Forget variables since `state`, now out of scope. erase: also remove their lines."""
         count, known = state
         self.known = dict(known)
         if erase:
@@ -142,7 +143,7 @@ class Writer:
     # Indices
 
     def name_index(self, index: Index) -> Base:
-        """Assign an index to a variable, for a division without a closed form."""
+        """Assign an index to a new variable, to divide it where no closed form exists."""
         text = index.text(self.symbols)
         term = self.assign("at", text, torch.int64, index.axes)
         return Base(term.name, max(1, index.highest + 1), index.axes)

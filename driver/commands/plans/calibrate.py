@@ -37,10 +37,10 @@ def calibrate_command(options: argparse.Namespace) -> int:
         shown = "as before: no run depends on it" if name in fit.unmoved else f"x {factor:.3f}"
         print(f"{name:<10}{shown}  ({KNOBS[name]})")
     print(
-        f"mean error of the step over {fit.runs} runs: {fit.before:.1%} before, "
-        f"{fit.after:.1%} after; {fit.left_out:.1%} of a run that is left out of the fit"
+        f"mean error of the step over {fit.runs} runs: {fit.before:.1%} before, {fit.after:.1%} "
+        f"after; {fit.left_out:.1%} for runs that are left out of the fit"
     )
     if fit.left_out >= fit.before:
-        print("of runs left out it is no better than before: keep the cluster, or give more runs")
+        print("no better for runs left out of the fit: keep the cluster, or give more")
     print(f"wrote {options.output} in {time.monotonic() - start_s:.0f} s")
     return 0

@@ -21,7 +21,7 @@ COLUMNS = ("model", "plan", "step_ms")
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """Row of the table. model: spec of a model, or file of a captured program. plan: file of a
+    """A row of the table. model: spec of a model, or file of a captured program. plan: file of a
     plan, or a mesh for Megatron's plan. place: file and line of the row."""
 
     model: str
@@ -43,16 +43,17 @@ def _steps_of(path: Path) -> Iterable[MeasuredStep]:
         missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
         if missing:
             raise ValueError(
-                f"{path}:1: the header has no column {', '.join(map(repr, missing))}; a row has "
-                f"{', '.join(COLUMNS)}, separated by commas, cells that hold commas in quotes."
+                f"{path}:1: the header lacks the column {', '.join(map(repr, missing))}; the "
+                f"columns are {', '.join(COLUMNS)}, separated by commas. Put a cell that holds "
+                "commas in quotes."
             )
         for row in rows:
             place = f"{path}:{rows.line_num}"
             model, plan, text = (row[name] or "" for name in COLUMNS)
             if None in row or not model or not plan:
                 raise ValueError(
-                    f"{place}: the row has too many cells, or no model or plan; put a cell that "
-                    'holds commas in quotes ("..").'
+                    f"{place}: the row has too many cells, or its model or plan is empty; put a "
+                    'cell that holds commas in quotes ("..").'
                 )
             yield MeasuredStep(model, _beside(path, plan), _seconds(text, place), place)
 
@@ -69,7 +70,9 @@ def _seconds(text: str, place: str) -> float:
     except ValueError:
         milliseconds = 0.0
     if not 0 < milliseconds < float("inf"):
-        raise ValueError(f"{place}: step_ms is '{text}'; write the milliseconds of a step.")
+        raise ValueError(
+            f"{place}: step_ms is '{text}'; write the measured time of a step in milliseconds."
+        )
     return milliseconds / 1e3
 
 
@@ -82,7 +85,7 @@ class StepPredictor:
         self._plans: dict[str, Plan] = {}
 
     def predict(self, step: MeasuredStep, cluster: Cluster) -> float:
-        """Seconds of a step on a cluster. Raises ValueError, naming the row, if it has none."""
+        """Predict a step's seconds on a cluster. ValueError, naming the row, if impossible."""
         try:
             lowerings = self._of_model(step.model)
             if step.plan not in self._plans:

@@ -82,8 +82,8 @@ def _compared(options: argparse.Namespace) -> list[str]:
     names = [name.strip() for name in options.compare.split(",")]
     if len(names) != 2 or not all(names):
         raise ValueError(
-            f"--compare '{options.compare}' must name two planners or plan files, such as "
-            "megatron,amp."
+            f"--compare '{options.compare}' must name two planners or plan files, separated by a "
+            "comma, such as megatron,amp."
         )
     return names
 
@@ -94,32 +94,32 @@ def _check_useful(options: argparse.Namespace) -> None:
         _check_useful_to_compare(options)
     if not options.cluster and (options.explain or (options.plot and not options.compare)):
         raise ValueError(
-            f"{'--explain' if options.explain else '--plot'} shows what plans are predicted to "
-            "take; say on what, by --cluster."
+            f"{('--explain' if options.explain else '--plot')} shows predicted step times, which "
+            "need a cluster; give --cluster."
         )
     if options.dtype and is_text(options.file):
         raise ValueError(
-            f"--dtype {options.dtype} is for a model, and '{options.file}' is a captured program, "
-            "which has its dtypes; leave it out, or plan the model."
+            f"--dtype {options.dtype} applies to a model, but '{options.file}' is a captured "
+            "program, which has fixed dtypes; leave --dtype out, or give the model."
         )
 
 
 def _check_useful_to_compare(options: argparse.Namespace) -> None:
     if options.output:
         raise ValueError(
-            "--compare shows two plans and writes none; leave -o out, or --compare to plan."
+            "--compare compares two plans and writes none; leave -o out, or plan without --compare."
         )
     given = (name for name in ("explain", "show_passes", "planner") if getattr(options, name))
     useless = next(given, "").replace("_", "-")
     if useless:
         raise ValueError(
-            f"--compare names what plans, and shows it in its own table; leave --{useless} out, or "
-            "--compare to plan."
+            f"--compare already chooses the plans and shows its own table; leave --{useless} "
+            "out, or plan without --compare."
         )
     if _options(options) and not _planners(options):
         raise ValueError(
-            f"--compare {options.compare} compares plans that are made already; leave "
-            f"{', '.join(_options(options))} out, which are options of planners."
+            f"--compare {options.compare} compares existing plan files; leave out "
+            f"{', '.join(_options(options))}, which are options of planners."
         )
 
 
@@ -134,7 +134,10 @@ def _options(options: argparse.Namespace) -> dict[str, Any]:
     }
     for name, value in own.items():
         if value and name in given:
-            raise ValueError(f"option '{name}' is given twice, once by -O; keep one of them.")
+            raise ValueError(
+                f"option '{name}' is given both by -O and by an option of its own; keep one of "
+                "them."
+            )
     return given | {name: value for name, value in own.items() if value}
 
 
@@ -142,8 +145,8 @@ def _program(options: argparse.Namespace) -> Program:
     program = read_or_capture(options.file, options.dtype or DTYPES[0])
     if program.is_local:
         raise ValueError(
-            f"'{options.file}' is the program of one rank already; plan the captured one, which "
-            "`shardweave capture` writes."
+            f"'{options.file}' is a local program, already partitioned for one rank; give the "
+            "global program, which `shardweave capture` writes."
         )
     return program
 
@@ -154,8 +157,9 @@ def _check_fits(plan: Plan) -> None:
     if predicted is not None and predicted.capacity_bytes and not predicted.fits:
         missing = bytes_text(predicted.peak_bytes - predicted.capacity_bytes)
         raise ValueError(
-            f"the plan of '{plan.planner}' does not fit, by {missing} on its fullest device, and "
-            "is not written; plan with 'auto', which looks for one that fits, or use more devices."
+            f"the plan of '{plan.planner}' needs {missing} more memory than its fullest device "
+            "has, and is not written; use planner 'auto', which looks for a plan that fits, or "
+            "more devices."
         )
 
 

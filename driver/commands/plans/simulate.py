@@ -82,8 +82,8 @@ def _simulated(program: Program, options: argparse.Namespace) -> Simulation | Pi
         note_what_is_simulated(options.cluster, program)
     elif program.is_local:
         raise ValueError(
-            f"'{options.file}' is the program of one rank already; with --plan give the captured "
-            "one, which `shardweave capture` writes."
+            f"'{options.file}' is a local program, already partitioned for one rank; with --plan "
+            "give the global program, which `shardweave capture` writes."
         )
     state = optimizer_state(options)
     return simulate_step(

@@ -27,9 +27,9 @@ def capture_command(options: argparse.Namespace) -> int:
     """Capture a model's training step as text."""
     if options.mesh is not None:
         raise ValueError(
-            "capture writes the global program, which is for any mesh; give --mesh to what "
-            f"shards it: 'shardweave opt FILE --mesh {options.mesh} --passes ...', or 'shardweave "
-            f"run {options.model} --mesh {options.mesh}'."
+            "capture writes the global program, which fits any mesh, and takes no --mesh; give "
+            f"--mesh to a later command: 'shardweave opt FILE --mesh {options.mesh} --passes "
+            f"...', or 'shardweave run {options.model} --mesh {options.mesh}'."
         )
     import torch
 

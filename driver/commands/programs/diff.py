@@ -48,7 +48,7 @@ def diff_command(options: argparse.Namespace) -> int:
     from shardweave.driver.report.diff_text import SHOWN, print_diff
 
     if options.before == options.after == "-":
-        raise ValueError("both programs cannot be standard input; give the path of one of them.")
+        raise ValueError("both programs are '-', standard input; give the path of at least one.")
     before, after = read(options.before), read(options.after)
     delta = diff(before, after, cluster=options.cluster)
     if options.cluster:

@@ -47,8 +47,8 @@ def explore_command(options: argparse.Namespace) -> int:
 
     if options.plan and (options.passes or options.mesh):
         raise ValueError(
-            "--plan says which passes run, and on which mesh; leave --passes and --mesh out, or "
-            "name the plan among the passes: --passes 'apply-plan{file=\"plan.json\"},...'."
+            "--plan sets the passes and the mesh; leave out --passes and --mesh, or name the "
+            "plan among the passes: --passes 'apply-plan{file=\"plan.json\"},...'."
         )
     program = read(options.file)
     with status("running passes, and noting what each does"):

@@ -137,7 +137,7 @@ def _add_pass_options(command: argparse.ArgumentParser) -> None:
 
 
 def pipeline_of_options(options: argparse.Namespace) -> PassPipeline:
-    """The pipeline that the options name. Raises ValueError for passes that it does not have."""
+    """The pipeline that the options name. ValueError for passes that the pipeline does not have."""
     from shardweave.passes.pipeline import PassPipeline
 
     pipeline = PassPipeline(options.passes)

@@ -57,7 +57,7 @@ def _schedule(program: Program) -> str:
 
     if not is_staged(program):
         raise ValueError(
-            "the program has no stages, and so no schedule of micro-batches; run the pass "
-            "cut-stages on it first."
+            "the program has no stages, so that it has no schedule of micro-batches; run the "
+            "pass cut-stages on it first."
         )
     return picture_of(*schedule_table_of(program))

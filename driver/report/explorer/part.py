@@ -27,7 +27,7 @@ from shardweave.ir.program.program import Slot, shardings_of
 
 @dataclass
 class Words:
-    """Table of texts: gives each distinct text an index, in order of first use."""
+    """Table of texts that gives each distinct text an index, in order of first use."""
 
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -55,7 +55,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Seat:
-    """Row of an op on the page. layer: the op's own layer, if the row is of an equal one."""
+    """The row of an op on the page. layer: the op's layer, if the row is an equal layer's."""
 
     row: int
     layer: str = ""
@@ -89,7 +89,7 @@ class FunctionPart:
         self._known_pictures: dict[tuple[tuple[int, ...], str], int] = {}
 
     def rows_of(self, ancestors: Mapping[Operation, Operation]) -> dict[Operation, int]:
-        """Map each op of a later moment to the row of its ancestor here. ancestors: by op."""
+        """Map each op of a later moment to its ancestor's row. ancestors: ops of this moment."""
         return {op: self.seats[ancestor].row for op, ancestor in ancestors.items()}
 
     def data(self, back: Mapping[Operation, int]) -> Json:

@@ -52,8 +52,9 @@ class Recorder(Observer):
     """Records the program after each pass of a pipeline. `moments`: the page's data; `words`: its
     texts.
 
-    cluster: to simulate on; None: no simulation. optimizer_multiplier: bytes of optimizer state per
-    byte of parameters, for the memory; None: Adam's. precision, update: as in `Plan`.
+    cluster: the cluster to simulate on; None: no simulation. optimizer_multiplier: bytes of
+    optimizer state per byte of parameters, for the memory; None: Adam's. precision, update: as in
+    `Plan`.
     """
 
     def __init__(
@@ -95,10 +96,8 @@ class Recorder(Observer):
         seconds: float | None = None,
         choices: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Add a moment: the current program, compared with that of the moment before.
-
-        seconds: time of the pass. choices: (name, text) of each choice of the plan that was run.
-        """
+        """Add a moment: the current program, compared with that of the moment before. seconds: time
+        of the pass. choices: (name, text) of each choice of the plan that was run."""
         head: Json = {
             "name": name,
             "spec": spec or name,

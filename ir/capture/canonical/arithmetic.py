@@ -14,7 +14,7 @@ from shardweave.ir.ops.registry import spec_named
 
 
 def form_with_numbers(*names: str) -> Callable[[Form], Form]:
-    """Register a function for the two overloads of each name, with a tensor and with a number."""
+    """Make a decorator that registers a function for `aten.NAME.Tensor` and `aten.NAME.Scalar`."""
     return form(*(f"aten.{name}.{other}" for name in names for other in ("Tensor", "Scalar")))
 
 
@@ -22,7 +22,7 @@ def form_with_numbers(*names: str) -> Callable[[Form], Form]:
 @form_with_numbers("eq", "ne", "lt", "le", "gt", "ge")
 @form_with_numbers("bitwise_and", "bitwise_or", "bitwise_xor")
 def binary(call: Call) -> Result:
-    """Use the `.Scalar` overload for a Python number; x + 0 and x * 1 become x."""
+    """Import a binary op: for a Python number its `.Scalar` overload; x + 0 and x * 1 become x."""
     base = call.name.rsplit(".", 1)[0]
     source: SSAValue | float | complex = call["self"]
     other: SSAValue | float | complex = call["other"]

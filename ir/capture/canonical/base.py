@@ -18,14 +18,15 @@ from shardweave.ir.dialects.types import AnyTensor, dtype_of_type, shape_of_type
 
 
 class CanonicalError(ValueError):
-    """A traced call has no exact form in the program; the message says what to change."""
+    """Raised if a program cannot hold a traced call exactly; the message says what to change."""
 
 
 @dataclass
 class Call:
-    """One traced call: its overload's name, its arguments by schema name, and its results.
+    """A traced call of an ATen overload: its name, its arguments by schema name, and its results.
 
-    Tensor arguments are SSA values. types: the result types, None for results masked off.
+    Tensor arguments are SSA values. types: the result types; None for a result that the call's
+    output mask leaves out.
     """
 
     name: str
@@ -63,7 +64,7 @@ DRAWS = "draws"
 
 
 def form(*names: str) -> Callable[[Form], Form]:
-    """Register a function as the canonical form of the named overloads."""
+    """Return a decorator that registers a function as the canonical form of the named overloads."""
 
     def register(function: Form) -> Form:
         for name in names:
@@ -83,7 +84,7 @@ def _load() -> None:
 
 @cache
 def lookup(name: str) -> Form | None:
-    """Return the canonical form of an overload; None if it enters the program unchanged."""
+    """Return the canonical form of an overload; None if the op enters programs unchanged."""
     _load()
     form = FORMS.get(name)
     return FORMS[DRAWS] if form is None and _draws(name) else form

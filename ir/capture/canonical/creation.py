@@ -26,8 +26,8 @@ def _filled(call: Call, constant: Any) -> Result:
     if call.dtype.is_floating_point and math.isfinite(constant):
         if abs(constant) > torch.finfo(call.dtype).max:
             raise ValueError(
-                f"{constant} is beyond {call.dtype}, which eager refuses too; give the tensor the "
-                "dtype that the value is of (dtype=x.dtype)."
+                f"the constant {constant} does not fit in {call.dtype}, and eager PyTorch "
+                "refuses it too; give the tensor a dtype that can hold it, such as dtype=x.dtype."
             )
     kind = next(kind for is_kind, kind in _KINDS if is_kind(call.dtype))
     return call.builder.full(call.shape, kind(constant), call.dtype)
@@ -79,8 +79,8 @@ def _arange(call: Call) -> Result:
 @form("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten.unique_dim")
 def _data_dependent(call: Call) -> Result:
     raise CanonicalError(
-        f"{call.name} gives a result whose shape or value steers the program by the data; "
-        "write the model with masks of fixed shape instead."
+        f"{call.name} gives a result whose shape or value depends on the data, which a program "
+        "cannot have; compute with a mask of fixed shape instead, as torch.where does."
     )
 
 
@@ -94,8 +94,8 @@ NO_RECIPE = (
 def _random(call: Call) -> Result:
     if call.arguments.get("generator") is not None:
         raise CanonicalError(
-            f"{call.name} draws from a generator of its own, whose state a program does not have; "
-            "leave generator= out, and give sw.compile a seed."
+            f"{call.name} draws from a generator= of its own, whose state a program cannot hold; "
+            "remove generator=, and pass seed= to sw.compile."
         )
     return RECIPES[call.name](Draw(call.builder, call.arguments, call.shape, call.dtype))
 

@@ -24,7 +24,9 @@ def _grouped_mm(call: Call) -> Result:
     """Multiply matrices by groups of rows, of columns, or of the contracted dim."""
     b, left, right, ends = call.builder, call["self"], call["mat2"], call["offs"]
     if call["bias"] is not None:
-        raise CanonicalError("aten._grouped_mm with a bias has no form; add the bias after it.")
+        raise CanonicalError(
+            "aten._grouped_mm cannot have a bias in a program; add it to the result."
+        )
     ranks = len(shape_of(left)), len(shape_of(right))
     if ranks == (3, 3):
         product = b.call("aten.bmm", left, right)
@@ -100,7 +102,7 @@ def _added_rows(call: Call, base: SSAValue, index: SSAValue, source: SSAValue, d
 
 
 def gradient_of_lookup(call: Call, rows: SSAValue, source: SSAValue) -> Result:
-    """Add up the rows of `source` by row index, as the gradient of an embedding lookup."""
+    """Add up the rows of `source` that have equal entries in `rows`: the gradient of a lookup."""
     b, shape = call.builder, call.shape
     width = prod(shape[1:])
     flat = b.view(source, (*shape_of(rows), width))
@@ -113,7 +115,7 @@ def gradient_of_lookup(call: Call, rows: SSAValue, source: SSAValue) -> Result:
 
 
 def is_zeros(value: SSAValue) -> bool:
-    """Whether a value is made by `aten.full` of zero, with a floating-point dtype."""
+    """Whether a value is the result of an `aten.full` of 0 in a floating-point dtype."""
     made = maker(value, "aten.full")
     is_zero = made is not None and made.value("fill_value") == 0
     return is_zero and dtype_of_value(value).is_floating_point

@@ -13,9 +13,9 @@ from shardweave.ir.dialects.types import num_elements, shape_of, tensor_type
 
 
 def memory_order(node: torch.fx.Node) -> dict[str, list[int]]:
-    """Return {"order": the operand's dims in memory order} for as_strided ops, {} for other ops.
+    """Return {"order": dims}, the operand's dims in memory order, for an as_strided op; else {}.
 
-    Raises CaptureError unless the operand, so permuted, fills contiguous memory from offset 0.
+    Raises CaptureError unless the operand is contiguous from offset 0 with its dims in this order.
     """
     if FORMS.get(str(node.target).removesuffix(".default")) not in (
         _as_strided,
@@ -27,9 +27,9 @@ def memory_order(node: torch.fx.Node) -> dict[str, list[int]]:
     order = sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), -value.shape[dim]))
     if not value.permute(order).is_contiguous() or value.storage_offset():
         raise CaptureError(
-            f"{site_of_node(node)}: as_strided reads memory that is laid out otherwise than the "
-            f"tensor of shape {tuple(value.shape)} that it is given; call contiguous() before it, "
-            "or write it with indexing (unfold, diagonal)."
+            f"{site_of_node(node)}: as_strided reads memory that is laid out otherwise than in "
+            f"contiguous order (operand of shape {tuple(value.shape)}); call contiguous() on the "
+            "operand before, or use indexing (unfold, diagonal) instead."
         )
     return {"order": order}
 

@@ -38,7 +38,7 @@ _READ: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
 
 def is_read_as_number(tensor: Tensor) -> bool:
-    """Whether a trace has read Python numbers out of a tensor, which programs then hold."""
+    """Whether a trace has read Python numbers out of `tensor`, which programs hold as constants."""
     return _READ.get(id(tensor)) is tensor
 
 
@@ -47,7 +47,7 @@ class _Random(Exception):
 
 
 class Deterministic(TorchDispatchMode):
-    """Mode in which drawing random numbers and making uninitialized tensors raise."""
+    """Dispatch mode in which ops that draw random numbers or make uninitialized tensors raise."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_random = torch.Tag.nondeterministic_seeded in func.tags
@@ -58,7 +58,8 @@ class Deterministic(TorchDispatchMode):
 
 @contextlib.contextmanager
 def constant_numbers(model: nn.Module) -> Iterator[None]:
-    """Let dynamo evaluate `item()` and `tolist()` of constant tensors, while in the context."""
+    """Let dynamo evaluate `item()` and `tolist()` of tensors that depend on no input, in the
+    context."""
     call = TensorVariable.call_method
     owned = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
 
@@ -80,7 +81,7 @@ def constant_numbers(model: nn.Module) -> Iterator[None]:
 
 
 def constant_value(node: fx.Node) -> Tensor | None:
-    """Compute the value of a node that depends on no input; None for other nodes."""
+    """Compute the value of a graph node that depends on no input; None for other nodes."""
     path: dict[fx.Node, None] = {}
     if not _is_constant(node, path) or any(_writes(other, path) for other in node.graph.nodes):
         return None

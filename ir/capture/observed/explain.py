@@ -86,11 +86,8 @@ _ONLY_TRACED = (
 def explained(
     error: Exception, observation: Observation, in_python: Exception | None = None
 ) -> CaptureError:
-    """Make the CaptureError to raise in place of one of torch's errors.
-
-    in_python: the error of the same model when Python itself ran it on fake tensors; it gives the
-    line if torch's error does not.
-    """
+    """Make the CaptureError that replaces an error of torch. in_python: the error that the model
+    raised when Python ran it on fake tensors; it gives the line if torch's error does not."""
     text = str(error)
     site = _site(error, observation.failed_in)
     later, number = _in_python(site, in_python)

@@ -45,8 +45,8 @@ def check_hooks(model: nn.Module) -> None:
     for kind in _GLOBAL:
         for hook in getattr(global_hooks, kind).values():
             raise CaptureError(
-                f"{_site(hook, '')}: a hook of all modules cannot be traced; register it on the "
-                "modules that it is for."
+                f"{_site(hook, '')}: a global hook, which runs for all modules, cannot be "
+                "traced; register it on single modules instead."
             )
 
 
@@ -54,16 +54,15 @@ def check_leaf_hooks(hooks: Iterable[tuple[str, Site]]) -> None:
     """Raises CaptureError if forward itself registers hooks on parameters or inputs."""
     for name, site in hooks:
         raise CaptureError(
-            f"{site}: forward registers a hook on '{name}', one more in each step; register it "
-            f"once, in __init__, or on a view of it (w = {name}.view_as({name}))."
+            f"{site}: forward registers a hook on '{name}' each time that it runs, so that every "
+            "step adds one more hook; register it once, in __init__, or on a view of the tensor "
+            f"(w = {name}.view_as({name}))."
         )
 
 
 def install_hooks(model: nn.Module, exported: torch.fx.GraphModule, export: Export) -> None:
-    """Read each hooked parameter of the exported graph through a view that has its hooks.
-
-    The graph reads attributes by `model.` plus the qualified name. export: traces a hook.
-    """
+    """Read each hooked parameter of the exported graph through a view that has its hooks. The graph
+    reads attributes by `model.` plus the qualified name. export: traces a hook."""
     tensors = (*model.named_buffers(), *model.named_parameters())
     names = {id(tensor): f"model.{name}" for name, tensor in tensors}
     for name, parameter in model.named_parameters():

@@ -38,7 +38,7 @@ def check_layouts(graph: torch.fx.Graph) -> None:
 
 
 def refusal(site: Site, layout: torch.layout, does: str) -> str:
-    """Return the message that refuses a layout, with the remedy. does: "reads" or "makes"."""
+    """Make the error message for a tensor that is not dense. does: "reads" or "makes"."""
     name = str(layout).removeprefix("torch.").lstrip("_")
     return (
         f"{site}: this {does} a tensor of layout {name}, and a program's tensors are dense; "
@@ -56,7 +56,8 @@ def _layout(value: Any) -> torch.layout | None:
 
 
 def dense_gradients(graph: torch.fx.Graph) -> list[str]:
-    """Set `sparse=False` in lookups (gradients keep their values); return a note for each."""
+    """Set `sparse=False` in all lookups of a graph, so that their gradients are dense tensors of
+    the same values; return a note for each."""
     changed = [node for node in graph.nodes if _asks_for_sparse(node)]
     for node in changed:
         position = _SPARSE[node.target]

@@ -28,7 +28,7 @@ CONSTANT = "constant_"
 
 
 def check_all_registered(model: nn.Module, exported: torch.fx.GraphModule) -> None:
-    """Raises CaptureError for a tensor in the graph that is no parameter or buffer of `model`."""
+    """Raises CaptureError if the graph reads a tensor that is no parameter or buffer of `model`."""
     for name, tensor in _loose(model, exported):
         raise CaptureError(_refusal(model, tensor, _site(exported, name)))
 
@@ -36,11 +36,12 @@ def check_all_registered(model: nn.Module, exported: torch.fx.GraphModule) -> No
 def keep_constants(
     model: nn.Module, exported: torch.fx.GraphModule, arrays: Mapping[int, Tensor]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Make the constants that a graph reads non-persistent buffers; return new ones, and notes.
+    """Register the constant tensors that a graph reads as non-persistent buffers of the model.
 
-    An attribute of a module keeps its name; other constants become buffers of `model` itself.
-    arrays: tensors of numpy arrays by id of the graph's fake tensors. Raises CaptureError for a
-    parameter, for a tensor that requires gradients, and for one without data.
+    Returns the new buffers by name, and notes. An attribute of a module keeps its name; other
+    constants become buffers of `model` itself. arrays: tensors that share a numpy array's memory,
+    by id of the graph's fake tensor. Raises CaptureError for a parameter, for a tensor that
+    requires gradients, and for one without data.
     """
     kept: dict[str, Tensor] = {}
     notes: list[str] = []
@@ -55,8 +56,9 @@ def keep_constants(
             raise CaptureError(_refusal(model, tensor, site))
         if is_read_as_number(tensor):
             raise CaptureError(
-                f"{site}: this reads a tensor of which a Python number is read elsewhere; keep the "
-                "number in an attribute of its own, so that a change of one is one of both."
+                f"{site}: forward uses this tensor both as a tensor and as a Python number "
+                "(item()), so that a later change of it would reach only one of the two; store "
+                "the number as a separate attribute."
             )
         known = next((b for b in model.buffers() if _is_same_memory(b, tensor)), None)
         place = next(_places(model, tensor), "")
@@ -78,7 +80,7 @@ def keep_constants(
 
 
 def register_constants(model: nn.Module, constants: Mapping[str, Tensor]) -> None:
-    """Register constants as non-persistent buffers; attributes with their names are replaced."""
+    """Register constants as non-persistent buffers, in place of attributes of the same names."""
     for qualified, tensor in constants.items():
         path, _, name = qualified.rpartition(".")
         module = model.get_submodule(path)
@@ -89,12 +91,12 @@ def register_constants(model: nn.Module, constants: Mapping[str, Tensor]) -> Non
 
 
 def kept_constants(module: nn.Module) -> Mapping[str, Tensor]:
-    """The constants of a module's code that captures made its buffers, by buffer name."""
+    """Constants in a module's code that capture registered as buffers, by buffer name."""
     return _KEPT.get(module, {})
 
 
 def equal_constant(constants: Iterable[Tensor], tensor: Tensor) -> Tensor | None:
-    """Return the constant with the dtype and values of `tensor`; None if there is none."""
+    """The tensor in `constants` with the dtype and values of `tensor`; None if there is none."""
     if tensor.requires_grad:
         return None
     alike = (constant for constant in constants if constant.dtype == tensor.dtype)
@@ -102,7 +104,7 @@ def equal_constant(constants: Iterable[Tensor], tensor: Tensor) -> Tensor | None
 
 
 def constants_of(model: nn.Module) -> dict[str, Tensor]:
-    """The constants of a model's code that captures made buffers, by qualified name."""
+    """Constants in a model's code that capture registered as buffers, by qualified name."""
     return {
         f"{path}.{name}" if path else name: constant
         for path, module in model.named_modules()

@@ -40,10 +40,9 @@ _MODULES = re.compile(r"L\['self'\](?:(?:\.__dict__\['_modules'\]|\._modules)\['
 
 @dataclass(frozen=True)
 class Write:
-    """A write of the model's code to an attribute, item or object from outside the trace.
-
-    place: its path from the model: `blocks.0.count`. is_read: the graph depends on the old value.
-    """
+    """A write of the model's code to an attribute, item or object that existed before the trace.
+    place: its path from the model, as `blocks.0.count`. is_read: the graph depends on the old
+    value."""
 
     place: str
     site: Site
@@ -57,13 +56,10 @@ class Write:
 
 @dataclass
 class Observation:
-    """Facts noted while a model is traced.
-
-    failed_in: the innermost module in which it raised an error. notes: sentences for the user.
-    constants: tensors that became buffers of the model, by name. arrays: for each numpy array, by
-    id of its fake tensor, a real tensor on the same memory. refusal: the reason why dynamo cannot
-    trace the model, if its calls are recorded instead.
-    """
+    """Facts noted while a model is traced. failed_in: the innermost module that raised an error.
+    notes: sentences for the user. constants: tensors that became buffers of the model, by name.
+    arrays: for each numpy array, by id of its fake tensor, a real tensor on the same memory.
+    refusal: the reason why dynamo cannot trace the model, if calls are recorded instead."""
 
     writes: list[Write] = field(default_factory=list)
     leaf_hooks: list[tuple[str, Site]] = field(default_factory=list)
@@ -78,7 +74,7 @@ class Observation:
 
 @contextlib.contextmanager
 def observed() -> Iterator[Observation]:
-    """Observe the traces that dynamo makes in the context; `writes` are those of the last one."""
+    """Observe dynamo's traces in the context; `writes` has the writes of the last trace."""
     observation = Observation()
     cleanup, record_module = original_of("graph's end"), original_of("module stack")
 

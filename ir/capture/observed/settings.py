@@ -41,7 +41,8 @@ from shardweave.ir.torch_private import (
 
 @contextlib.contextmanager
 def exact_texts() -> Iterator[None]:
-    """Give exceptions eager's text, or let dynamo refuse the line that reads it."""
+    """Let dynamo give exceptions the text that they have in eager Python, or, where it cannot,
+    refuse the line of code that reads the text."""
     raise_, text_of = original_of("raised"), original_of("exception text")
 
     def raising(owner: Any, value: Any, *rest: Any, **options: Any) -> None:
@@ -111,10 +112,8 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _outside_of_modes() -> Iterator[None]:
-    """Hide the trace from the caller's dispatch modes, such as `sw.seeded` or a FLOP counter.
-
-    A step compiles a program in the middle of a call. Modes of fake tensors stay active.
-    """
+    """Hide the trace from the caller's dispatch modes, such as `sw.seeded` or a FLOP counter. A
+    step compiles a program in the middle of a call. Modes of fake tensors stay active."""
     modes = current_modes()
     with contextlib.ExitStack() as stack:
         if not all(isinstance(mode, FakeTensorMode) for mode in modes):
@@ -200,10 +199,10 @@ _REPLACED: dict[str, Any] = {
 
 @contextlib.contextmanager
 def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
-    """Set torch up for tracing `model`, in evaluation mode unless `train`; restore it afterwards.
+    """Configure torch to trace `model`, in evaluation mode unless `train`; restore it on exit.
 
-    grad: whether gradients are enabled. Fake parameters' fake mode is entered. Recurrent layers are
-    traced as their basic ops.
+    grad: whether gradients are enabled. The fake mode of fake parameters is entered. Recurrent
+    layers are traced as basic ops.
     """
     was_training = {name: module.training for name, module in model.named_modules()}
     mha = torch.backends.mha

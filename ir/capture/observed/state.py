@@ -23,7 +23,8 @@ _REGISTERED = re.compile(
 
 
 def assigned_buffers(model: nn.Module, writes: Iterable[Write]) -> dict[str, Site]:
-    """Map each buffer that forward assigns to the line. Raises CaptureError for other state."""
+    """Map each buffer that forward assigns to the line that assigns it. Raises CaptureError if
+    forward assigns a parameter, or creates, removes or splits a buffer."""
     names: dict[str, Site] = {}
     for write in writes:
         registered = _REGISTERED.match(write.place)
@@ -31,8 +32,8 @@ def assigned_buffers(model: nn.Module, writes: Iterable[Write]) -> dict[str, Sit
             continue
         if "parameters" in registered.groups():
             raise CaptureError(
-                f"{write.site}: forward assigns parameter '{registered[4]}', which the optimizer "
-                "would not see; make it a buffer, or compute it without assigning it."
+                f"{write.site}: forward assigns a new tensor to parameter '{registered[4]}', "
+                "which the optimizer would not see; make it a buffer, or use a local variable."
             )
         path, name = registered[1], registered[4]
         qualified = f"{path}.{name}" if path else name
@@ -42,7 +43,7 @@ def assigned_buffers(model: nn.Module, writes: Iterable[Write]) -> dict[str, Sit
 
 
 def python_state(writes: Iterable[Write]) -> list[Write]:
-    """Return the writes, except to buffers and parameters, that would change the next step."""
+    """Return the writes to Python state, except buffers, that would change the next step."""
     return [
         write
         for write in writes
@@ -56,10 +57,11 @@ def python_state(writes: Iterable[Write]) -> list[Write]:
 def check_settles(
     writes: Sequence[Write], code: Callable[[], str], trace: Callable[[], tuple[Any, str]]
 ) -> None:
-    """Raises CaptureError unless a second step has the same graph and changes no more state.
+    """Raises CaptureError unless a second step, after the first one's writes, has the same graph
+    and changes no more state: many models fill in a setting at their first call.
 
-    Many models fill in a setting at their first call. code: returns the code of the first graph.
-    trace: traces again; returns the writes of that trace and the code of its graph.
+    code: returns the code of the first graph. trace: traces again; returns the writes of that trace
+    and the code of its graph.
     """
     refused = next((write for write in writes if not _can_be_set(write)), None)
     if refused is None and writes:
@@ -115,12 +117,13 @@ def _check_buffer(model: nn.Module, name: str, write: Write) -> None:
     if own is None or write.after is ABSENT or (write.after is not UNKNOWN):
         done = "removes" if own is not None else "creates"
         raise CaptureError(
-            f"{write.site}: forward {done} buffer '{name}'; register it in __init__, in its final "
-            "shape, and only change its value in forward."
+            f"{write.site}: forward {done} buffer '{name}'; register it in __init__, in its "
+            "final shape, and let forward change only its values."
         )
     others = [other for other, buffer in buffers.items() if buffer is own and other != name]
     if others:
         raise CaptureError(
-            f"{write.site}: forward assigns buffer '{name}', which is also '{others[0]}', so that "
-            "the two come apart; change it in place (copy_)."
+            f"{write.site}: forward assigns a new tensor to buffer '{name}', which is also "
+            f"registered as '{others[0]}'; the two names would then hold different tensors. "
+            f"Change the buffer in place: {name}.copy_(..)."
         )

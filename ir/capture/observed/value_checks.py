@@ -38,7 +38,7 @@ _JUMPS = [
 
 @contextlib.contextmanager
 def without_value_checks() -> Iterator[None]:
-    """Let dynamo trace on as if each check passed, while in the context."""
+    """Let dynamo trace past checks of tensor values as if each passed, while in the context."""
     translators = {InstructionTranslator}
     for translator in list(translators):
         translators |= _subclasses(translator)
@@ -121,10 +121,8 @@ _ENDS = ("RERAISE", "CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT")
 
 
 def drop_unread_numbers(graph: torch.fx.Graph) -> None:
-    """Remove the numbers that a graph reads out of tensors for checks alone.
-
-    Torch's own assertions on the range of such a number are removed too.
-    """
+    """Remove Python numbers that a graph reads out of tensors only for checks, and torch's own
+    assertions on their range."""
     for node in reversed(graph.nodes):
         example = node.meta.get("example_value")
         is_number = isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool)

@@ -39,11 +39,11 @@ _VariableMeta: Any = type(torch.autograd.Variable)
 
 
 class Unseen(Exception):
-    """Code does something that cannot be recorded; the message says what."""
+    """Raised if code does something that a recording cannot hold; the message says what."""
 
 
 class CallRecorder(TorchFunctionMode):
-    """Records torch calls while the mode is active; their results are fake tensors."""
+    """Torch function mode that records torch calls in an fx graph and runs them on fake tensors."""
 
     def __init__(self, root: nn.Module) -> None:
         super().__init__()
@@ -70,7 +70,8 @@ class CallRecorder(TorchFunctionMode):
         return self.call(func, args, kwargs or {})
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function on fake tensors and record the call, except for reads of plain values."""
+        """Run a function on fake tensors and record the call, unless it only reads a plain
+        value."""
         if self.is_inside:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
@@ -99,7 +100,7 @@ class CallRecorder(TorchFunctionMode):
         if id(tensor) in self.nodes:
             return tensor
         if isinstance(tensor, FakeTensor) or type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
-            raise Unseen("this makes a tensor in a way that is not seen")
+            raise Unseen("the code makes a tensor in a way that recording does not see")
         if id(tensor) not in self.fakes:
             # Python makes some constants anew each time.
             constant = equal_constant(self.constants, tensor)
@@ -150,7 +151,7 @@ class CallRecorder(TorchFunctionMode):
                     self._results(part, item)
 
     def output(self, returned: Any) -> Any:
-        """End the graph with the model's return value; return the pytree spec of that."""
+        """End the recorded graph with the model's return value; return that value's pytree spec."""
         leaves, tree = pytree.tree_flatten(returned)
         fakes = [self._fake(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.graph.output(
@@ -160,7 +161,8 @@ class CallRecorder(TorchFunctionMode):
 
     @contextlib.contextmanager
     def seeing_all(self) -> Iterator[None]:
-        """Record, also what modes do not see: modules, autograd functions and autocast."""
+        """Record, in the context, also what modes do not see: modules, autograd functions,
+        autocast."""
         call_module = nn.Module.__call__
 
         def calling(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -31,17 +31,17 @@ _OTHERS = 2
 def recorded_graph(
     root: Wrapped, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[fx.GraphModule, list[Write]]:
-    """Record the calls of `root`; return the graph, which reads parameters and buffers as
-    attributes, and the writes to buffers. Raises Unseen if untrusted, or a fake tensor's error.
-    """
+    """Record the calls of `root` and compare the recording with eager; return the graph, which
+    reads parameters and buffers as attributes, and the writes to buffers. Raises Unseen if the
+    recording differs or is incomplete, or a fake tensor's error."""
     tensors = [*args, *kwargs.values(), *root.parameters(), *root.buffers()]
     if any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors):
-        raise Unseen("a recording is compared with eager, for which parameters need values")
+        raise Unseen("parameters have no values, so that a recording cannot be compared with eager")
     with _state_kept(root), torch.compiler.set_stance("force_eager"):
         graph, assigned = _record(root, args, kwargs)
         again, _ = _record(root, args, kwargs)
         if _code(graph) != _code(again):
-            raise Unseen("forward calls something else each time")
+            raise Unseen("two recordings of forward with the same inputs contain different ops")
         # What assigns buffers is recorded anew to return their values.
         if set(assigned) <= set(root.assigned):
             _compare(root, graph, [*args, *kwargs.values()], list(kwargs))
@@ -143,7 +143,7 @@ def _compare(
         ]
         for theirs, ours in zip(*results, strict=True):
             if not _is_close(ours, theirs):
-                raise Unseen("its recording differs from eager on other inputs")
+                raise Unseen("on other inputs, the recording and eager give different values")
 
 
 def _shuffled(value: Tensor, generator: torch.Generator) -> Tensor:

@@ -50,7 +50,8 @@ class Unlike(Exception):
 
 @dataclass
 class Likeness:
-    """Maps one module's objects to another's. differing: attributes with unequal constants."""
+    """Maps one module's objects to those of an equal module. differing: names of attributes whose
+    constants are unequal."""
 
     partners: dict[int, Any] = field(default_factory=dict)
     differing: set[str] = field(default_factory=set)
@@ -59,19 +60,23 @@ class Likeness:
     """Keeps objects alive whose ids are keys of `partners` or `_taken`."""
 
     def compare(self, left: Any, right: Any, place: str) -> None:
-        """Raises Unlike unless `right` equals `left` up to renaming. place: the path in errors."""
+        """Raises Unlike unless `right` equals `left` up to module names. place: the path in
+        errors."""
         if isinstance(left, _CONSTANTS) or isinstance(right, _CONSTANTS):
             if not same_constant(left, right):
-                raise Unlike(f"{place} is {_short(left)} and {_short(right)}")
+                raise Unlike(f"{place} differs: {_short(left)} and {_short(right)}")
             return
         if id(left) in self.partners or id(right) in self._taken:
             if self.partners.get(id(left)) is not right or self._taken.get(id(right)) is not left:
-                raise Unlike(f"{place} is shared in one of them")
+                raise Unlike(f"{place} is shared with another attribute in one block only")
             return
         self.partners[id(left)], self._taken[id(right)] = right, left
         self._kept += (left, right)
         if type(left) is not type(right):
-            raise Unlike(f"{place} is a {type(left).__name__} and a {type(right).__name__}")
+            raise Unlike(
+                f"{place} is a {type(left).__name__} in one block, a {type(right).__name__} in "
+                "another"
+            )
         if isinstance(left, _CONTAINERS) and type(left).__module__ not in _OF_PYTHON:
             raise Unlike(f"{place} is a {type(left).__name__}, whose state cannot be compared")
         for value, partner, inner in self._parts(left, right, place):
@@ -116,13 +121,13 @@ def is_plain_object(value: Any) -> bool:
 
 def _code_parts(left: Any, right: Any, place: str) -> Parts:
     if left is not right:
-        raise Unlike(f"{place} is other code")
+        raise Unlike(f"{place} has different code in the two blocks")
     return iter(())
 
 
 def _set_parts(left: Any, right: Any, place: str) -> Parts:
     if left != right or not all(isinstance(item, _CONSTANTS) for item in left):
-        raise Unlike(f"{place} is a set of other items")
+        raise Unlike(f"{place} is a set with different items in the two blocks")
     return iter(())
 
 
@@ -138,21 +143,21 @@ def _partial_parts(left: Any, right: Any, place: str) -> Parts:
 
 def _dict_parts(left: dict, right: dict, place: str) -> Parts:
     if list(left) != list(right) or not all(isinstance(key, _CONSTANTS) for key in left):
-        raise Unlike(f"{place} has other attributes or keys")
+        raise Unlike(f"{place} has different attributes or keys in the two blocks")
     for key, value in left.items():
         yield value, right[key], f"{place}.{key}".lstrip(".")
 
 
 def _list_parts(left: Any, right: Any, place: str) -> Parts:
     if len(left) != len(right):
-        raise Unlike(f"{place} has {len(left)} and {len(right)} items")
+        raise Unlike(f"{place} has {len(left)} items in one block and {len(right)} in the other")
     for index, (value, partner) in enumerate(zip(left, right, strict=True)):
         yield value, partner, f"{place}[{index}]"
 
 
 def _function_parts(left: Any, right: Any, place: str) -> Parts:
     if left.__code__ is not right.__code__ or left.__globals__ is not right.__globals__:
-        raise Unlike(f"{place} is other code")
+        raise Unlike(f"{place} has different code in the two blocks")
     yield left.__defaults__, right.__defaults__, place
     yield left.__kwdefaults__, right.__kwdefaults__, place
     yield left.__dict__, right.__dict__, place
@@ -163,7 +168,7 @@ def _function_parts(left: Any, right: Any, place: str) -> Parts:
 
 def _tensor_parts(left: Tensor, right: Tensor, place: str) -> Parts:
     if tensor_facts(left) != tensor_facts(right):
-        raise Unlike(f"{place} is {_words(left)} and {_words(right)}")
+        raise Unlike(f"{place} is {_words(left)} in one block and {_words(right)} in the other")
     for tensor in (left, right):
         if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
             raise Unlike(f"{place} has hooks")
@@ -182,7 +187,7 @@ def _own(tensor: Tensor) -> dict[str, Any]:
 
 
 def tensor_facts(tensor: Tensor) -> tuple[Any, ...]:
-    """Return all properties of a tensor that code can see, except its values."""
+    """Return all properties of a tensor that Python code can see, except its values."""
     return (
         type(tensor),
         tensor.shape,

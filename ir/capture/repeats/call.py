@@ -31,16 +31,14 @@ from shardweave.ir.torch_private import (
 
 
 class Unfit(Exception):
-    """A block's call cannot be recorded, or not copied from a record; the message says why."""
+    """Raised if a block's call cannot be recorded, or copied from a record; its message says
+    why."""
 
 
 @dataclass
 class BlockCall:
-    """A call of a block, before it runs.
-
-    name: dynamo's name of the block. Dynamo's variable has it too, but loses it once the block is
-    called under another name.
-    """
+    """A call of a block that is about to be traced. name: dynamo's name of the block, read before
+    the call, since dynamo's variable loses it once the block is called under another name."""
 
     variable: Any
     name: str
@@ -53,12 +51,12 @@ class BlockCall:
     @classmethod
     def of(cls, variable: Any, tx: Any, args: Any, kwargs: Any) -> BlockCall:
         if not tx.output.is_root_tracer():
-            raise Unfit("it is called within a higher-order operator")
+            raise Unfit("the block is called within a higher-order operator")
         name = module_name_of(variable)
         if any(
             called == name or called.startswith((f"{name}.", f"{name}[")) for called in tx.num_calls
         ):
-            raise Unfit("it is called again")
+            raise Unfit("the block is called more than once")
         leaves: list[Any] = []
         structure = (
             tuple(structure_of(arg, leaves) for arg in args),
@@ -72,13 +70,13 @@ class BlockCall:
 
 
 def module_name_of(variable: Any) -> str:
-    """Return dynamo's name of a module, as in the module stacks of its nodes."""
+    """Return the name that dynamo gives a module in the module stacks of graph nodes."""
     name = variable.get_nn_module_stack_source().name
     return re.sub(r"\._(?:modules|parameters|buffers)\[(['\"])([^'\"\]]+)\1\]", r".\2", name)
 
 
 def structure_of(variable: Any, leaves: list[Any]) -> Any:
-    """Return the structure of an argument; its tensors are appended to `leaves`. Raises Unfit."""
+    """Return the structure of a call's argument; append its tensors to `leaves`. Raises Unfit."""
     if isinstance(variable, LazyVariableTracker):
         variable = variable.realize()
     if isinstance(variable, TensorVariable):
@@ -88,11 +86,11 @@ def structure_of(variable: Any, leaves: list[Any]) -> Any:
         return type(variable.value), repr(variable.value)
     if type(variable) is TupleVariable:
         return tuple(structure_of(item, leaves) for item in variable.items)
-    raise Unfit(f"it is given a {type(variable).__name__.removesuffix('Variable')}")
+    raise Unfit(f"the block's argument is a {type(variable).__name__.removesuffix('Variable')}")
 
 
 def torch_state(tx: Any) -> tuple[Any, ...]:
-    """Return the state that code can see besides objects: torch's modes and the call stack."""
+    """Return the state, besides objects, that code can see: torch's modes and the call stack."""
     devices = ("cpu", "cuda")
     return (
         torch.is_grad_enabled(),
@@ -136,10 +134,10 @@ Writes = dict[int, tuple[Any, Any]]
 
 
 def writes_of(tx: Any) -> Writes:
-    """Return all writes so far, to objects from outside the trace and to new ones."""
+    """Return the trace's writes so far, to objects that existed before it and to new objects."""
     effects = tx.output.side_effects
     if effects.tensor_hooks:
-        raise Unfit("hooks were registered")
+        raise Unfit("the block registers hooks on tensors")
     written = dict.fromkeys(effects.store_attr_mutations)
     for variable in modified_variables(effects):
         if isinstance(variable.mutation_type, (AttributeMutationExisting, ValueMutationExisting)):
@@ -167,13 +165,13 @@ def _frozen(variable: Any) -> Any:
     if isinstance(variable, BaseListVariable) and not isinstance(variable, RangeVariable):
         return type(variable), tuple(map(_frozen, variable.items))
     if "Iterator" in type(variable).__name__ or "Generator" in type(variable).__name__:
-        raise Unfit("Python state holds an iterator")
+        raise Unfit("the block's Python state holds an iterator")
     return _Same(variable)
 
 
 def check_unwritten(before: Writes, now: Writes) -> None:
-    """Raises Unfit if code has written, since `before`, to an object that existed then."""
+    """Raises Unfit if code has written to an object since `before` that existed then."""
     for key, (variable, content) in now.items():
         is_new = isinstance(variable.mutation_type, (AttributeMutationNew, ValueMutationNew))
         if before[key][1] != content if key in before else not is_new:
-            raise Unfit("Python state was written to")
+            raise Unfit("the block writes Python state")

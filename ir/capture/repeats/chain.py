@@ -23,7 +23,7 @@ _KEPT = 2
 
 @dataclass(frozen=True)
 class BlockChain:
-    """Equal blocks that form a chain, by path, in the order of their calls."""
+    """Equal blocks called one after another, as paths in the order of their calls."""
 
     paths: tuple[str, ...]
 
@@ -38,13 +38,13 @@ class BlockChain:
 
 
 def block_path_of(node: fx.Node) -> str | None:
-    """Return the path of the recorded or copied block that a node belongs to; else None."""
+    """Return the path of the recorded or copied block that a graph node belongs to; else None."""
     tag = node.meta.get("custom", {}).get(BLOCK)
     return None if tag is None else tag[1]
 
 
 def chains_of(graph: fx.Graph) -> list[BlockChain]:
-    """Find all chains of more than four blocks. Takes time linear in the nodes."""
+    """Find all chains of more than four equal blocks. Takes time linear in the nodes."""
     links = _links(graph)
     chains: list[BlockChain] = []
     run: list[_Link] = []
@@ -78,7 +78,8 @@ class _Link:
         return is_next and self.number == other.number and len(self.nodes) == len(other.nodes)
 
     def continues(self, run: list[_Link]) -> bool:
-        """Whether this block extends a run; the reads of the run's first block do not matter."""
+        """Whether this block extends a chain of equal blocks; its first block may read other
+        values."""
         last = run[-1]
         return self.follows(last) and (len(run) == 1 or self.reads == last.reads)
 
@@ -134,7 +135,7 @@ def _is_closed(run: list[_Link]) -> bool:
 
 
 def without_blocks(exported: fx.GraphModule, chains: list[BlockChain]) -> fx.GraphModule:
-    """Copy the graph without the middle blocks of all chains and without their parameters."""
+    """Copy an exported graph without the middle blocks of all chains and their parameters."""
     cut = {path for chain in chains for path in chain.cut}
     graph = fx.Graph()
     bridges = _bridges(exported.graph, chains)

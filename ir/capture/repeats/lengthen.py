@@ -51,11 +51,12 @@ _NAME = re.compile(r"(.*?)(?:_(\d+))?$")
 
 
 class Irregular(Exception):
-    """The blocks of a chain were not traced alike; the message says where."""
+    """Raised if the blocks of a chain were traced differently; the message says where."""
 
 
 def joint_graph(exported: fx.GraphModule, trace: Trace) -> tuple[fx.Graph, fx.GraphModule]:
-    """Trace a graph, with only the ends of chains; returns it, and the module of its constants."""
+    """Trace forward and backward as one graph: only the ends of chains of equal blocks are traced,
+    and middle blocks are copied. Returns the graph, and the module that holds its constants."""
     chains = chains_of(exported.graph)
     if chains:
         with all_names() as names:
@@ -70,7 +71,7 @@ def joint_graph(exported: fx.GraphModule, trace: Trace) -> tuple[fx.Graph, fx.Gr
 
 @contextlib.contextmanager
 def all_names() -> Iterator[list[str]]:
-    """Note all node names of a graph traced in the context, also those of nodes it then drops."""
+    """Collect the names of all nodes of a graph traced in the context, dead nodes included."""
     names: list[str] = []
     eliminate = fx.Graph.eliminate_dead_code
 
@@ -86,7 +87,7 @@ def all_names() -> Iterator[list[str]]:
 def lengthened(
     graph: fx.Graph, names: Sequence[str], chains: Sequence[BlockChain], order: Mapping[str, int]
 ) -> fx.Graph:
-    """Return the graph with all blocks of the chains, from the trace of the short chains.
+    """Return the graph with all blocks of the chains, made from the trace with short chains.
 
     names: the names of all traced nodes, in order. order: the index of each parameter among the
     inputs. Raises Irregular if the blocks' traces differ.
@@ -113,7 +114,7 @@ def _entries(graph: fx.Graph, names: Sequence[str]) -> list[Entry]:
         if base not in counts:  # fx numbers the names of Python's own from 1
             counts[base] = firsts[base] = int(name == f"{base}_1")
         if name != numbered(base, counts[base]):
-            raise Irregular(f"{name} is not the next name")
+            raise Irregular(f"traced name {name} is not the next in the sequence of its kind")
         counts[base] += 1
         node = nodes.get(name)
         is_backward = node is not None and bool(node.meta.get("autograd_backward"))
@@ -163,9 +164,9 @@ class _Lengthening:
         spans = [self.all[a:b] for a, b in zip(starts, [*starts[1:], end], strict=True)]
         for path, span in zip(paths, spans, strict=True):
             if any(entry.block not in (path, None) for entry in span):
-                raise Irregular(f"calls of {path} mix with those of others")
+                raise Irregular(f"ops of block {path} are mixed with ops of other blocks")
             if any(entry.node and entry.is_backward != is_backward for entry in span):
-                raise Irregular(f"the backward pass of {path} begins before its forward pass ends")
+                raise Irregular(f"block {path} has backward ops before its last forward op")
         return spans
 
     # Whether the second block and the last but one are alike
@@ -173,9 +174,9 @@ class _Lengthening:
     def _check_alike(self) -> None:
         for spans in (self.forward, self.backward):
             if [e.base for e in spans[1]] != [e.base for e in spans[2]]:
-                raise Irregular("blocks have other calls")
+                raise Irregular("the blocks call different ops in the forward pass")
             if [e.node is None for e in spans[1]] != [e.node is None for e in spans[2]]:
-                raise Irregular("blocks have other calls")
+                raise Irregular("the blocks call different ops in the backward pass")
         self.partner = dict(zip(self.blocks[1], self.blocks[2], strict=True))
         for first, second in self.partner.items():
             self._check_pair(first, second)
@@ -183,9 +184,9 @@ class _Lengthening:
 
     def _check_pair(self, first: fx.Node, second: fx.Node) -> None:
         if first.target != second.target or not _same_meta(first, second, self.chain.kept[1:3]):
-            raise Irregular(f"{first.name} and {second.name} differ")
+            raise Irregular(f"op {first.name} of one block and op {second.name} of the next differ")
         if not self._same_arguments((first.args, first.kwargs), (second.args, second.kwargs)):
-            raise Irregular(f"{first.name} and {second.name} have other operands")
+            raise Irregular(f"{first.name} and {second.name} of two blocks read different operands")
 
     def _same_arguments(self, first: Any, second: Any) -> bool:
         (mine, spec), (theirs, other_spec) = map(pytree.tree_flatten, (first, second))
@@ -228,12 +229,12 @@ class _Lengthening:
                     desc: Any = descs.get(node) if user is output else None
                     name = desc.grad_of.target if is_gradient(desc) else ""
                     if not name.startswith(f"model.{self.chain.kept[index]}."):
-                        raise Irregular(f"{node.name} is read outside of its block")
+                        raise Irregular(f"another block reads the result of {node.name}")
 
     # The long chain
 
     def entries(self) -> list[Entry]:
-        """Return all entries, including the copies of the second block."""
+        """Entries of the long graph: the traced ones, and copies of each chain's second block."""
         cut = self.chain.cut
         copies = [self._copies(path) for path in cut]
         self._connect(copies)

@@ -20,8 +20,8 @@ from shardweave.ir.torch_private import aot
 class Entry:
     """A call in the new graph. node: None for a call that torch dropped, whose name still counts.
 
-    base, first: the name without its number, and the first number of that name; if `first` is None,
-    the name has no number. renamed: (path of the block copied from, path of the new block).
+    base, first: the node's name without its number, and the first number used for that name; None
+    if the name has no number. renamed: (path of the copied block, path of the new block).
     """
 
     base: str
@@ -44,19 +44,19 @@ def flat_results(output: fx.Node) -> list[Any]:
 
 
 def is_gradient(desc: Any) -> bool:
-    """Whether a torch output descriptor is that of a parameter's or buffer's gradient."""
+    """Whether torch's descriptor of an output is the gradient of a parameter or buffer."""
     return isinstance(desc, aot.GradAOTOutput) and hasattr(desc.grad_of, "target")
 
 
 def parameter_in_block(node: fx.Node, path: str) -> str | None:
-    """Name of an input within block `path`; None if it is no parameter or buffer of the block."""
+    """Name of a graph input in block `path`; None if it is no parameter or buffer of the block."""
     target = getattr(node.meta.get("desc"), "target", "")
     prefix = f"model.{path}."
     return target[len(prefix) :] if target.startswith(prefix) else None
 
 
 def renamed_stack(stack: Mapping[str, tuple[str, Any]] | None, old: str, new: str) -> Any:
-    """Replace the path of block `old` by that of `new` in an fx module stack."""
+    """Replace the path of block `old` by the path of `new` in a node's module stack."""
     if not stack:
         return stack
     renamed = {}
@@ -78,7 +78,7 @@ def _next_name(entry: Entry, counts: Counter[str]) -> str:
 
 
 def rebuilt(graph: fx.Graph, entries: list[Entry], order: Mapping[str, int]) -> fx.Graph:
-    """Build a graph of `entries`. order: the index of each parameter among the inputs, by name."""
+    """Build an fx graph of `entries`. order: by name, each parameter's index among the inputs."""
     new = fx.Graph()
     renames = list(dict.fromkeys(entry.renamed for entry in entries if entry.renamed))
     inputs = _inputs(graph, new, renames, order)

@@ -40,10 +40,8 @@ _WORD = re.compile(r"\w+")
 
 @dataclass
 class TracedBlock:
-    """A call of a block as dynamo traced it.
-
-    words: the identifiers in the names of everything that the block's code read.
-    """
+    """The nodes that dynamo traced for a block's call. words: the identifiers in the names of
+    everything that the block's code read."""
 
     path: str
     call: BlockCall
@@ -82,13 +80,13 @@ class TracedBlock:
     # What must hold for any copy
 
     def finish(self, result: Any) -> None:
-        """Complete the record; raises Unfit if the call had effects that the nodes do not show."""
+        """Complete the record. Raises Unfit if the call had effects that the nodes do not show."""
         call, module = self.call, self.call.variable.value
         check_unwritten(call.writes, writes_of(call.tx))
         if torch_state(call.tx) != call.state:
-            raise Unfit("it changes a mode of torch")
+            raise Unfit("the block changes a mode of torch, such as grad mode")
         if [version_of(_example(node)) for node in call.nodes] != self.versions:
-            raise Unfit("it changes its inputs in place")
+            raise Unfit("the block changes its inputs in place")
         leaves: list[Any] = []
         structure = structure_of(result, leaves)
         self.results = (structure, [leaf.as_proxy().node for leaf in leaves])
@@ -105,7 +103,7 @@ class TracedBlock:
             name == prefix or name.startswith((f"{prefix}.", f"{prefix}["))
             for name in self.first_calls
         ):
-            raise Unfit("it calls modules from outside")
+            raise Unfit("the block calls modules that are not its own submodules")
 
     def _note_words(self) -> None:
         for source in self.sources:
@@ -120,18 +118,18 @@ class TracedBlock:
             if node.op == "get_attr":
                 continue
             if node.op not in ("call_function", "call_method"):
-                raise Unfit(f"it makes a {node.op}")
+                raise Unfit(f"the block makes a node of kind {node.op}")
             for operand in node.all_input_nodes:
                 if operand.op == "get_attr":
                     tensor = attributes.get(operand.target)
                     if not isinstance(tensor, Tensor):
-                        raise Unfit("it calls a higher-order operator")
+                        raise Unfit("the block calls a higher-order operator")
                     if version_of(_example(operand)):
                         raise Unfit(
-                            f"it changes {self.tensors.get(id(tensor), 'a tensor')} in place"
+                            f"the block changes {self.tensors.get(id(tensor), 'a tensor')} in place"
                         )
                 elif operand not in own and operand not in given:
-                    raise Unfit("it reads an intermediate value that it is not given")
+                    raise Unfit("the block reads an outside value that is no argument of it")
 
     def _check_results(self, leaves: list[Any]) -> None:
         own = set(self.nodes)
@@ -149,21 +147,22 @@ class TracedBlock:
             node = leaf.as_proxy().node
             example = _example(node)
             if node not in own or storage in outside or storages.count(storage) > 1:
-                raise Unfit("it returns a view of an input or of another result")
+                raise Unfit("the block returns a view of an input or of another result")
             if type(leaf) is not TensorVariable or leaf.source is not None:
-                raise Unfit("it returns what is no plain tensor")
+                raise Unfit("the block returns something other than a newly computed plain tensor")
             if not torch.ops.aten.is_non_overlapping_and_dense(example) or example.storage_offset():
-                raise Unfit("it returns a strided tensor")
+                raise Unfit("the block returns a tensor that is not dense in memory")
 
     # Copying
 
     def copy(self, call: BlockCall, path: str) -> Any:
-        """Copy the nodes for `call`; return its result. Raises Unfit or Unlike if it differs."""
+        """Copy the recorded nodes for an equal block's `call`; return the call's result. Raises
+        Unfit or Unlike if the two calls differ."""
         old, new = self.call.variable, call.variable
         if call.structure != self.call.structure:
-            raise Unfit("it is given other arguments")
+            raise Unfit("two calls of equal blocks get arguments of different structure")
         if call.state != self.call.state:
-            raise Unfit("it is called elsewhere, or under other modes of torch")
+            raise Unfit("two equal blocks are called from different code or modes of torch")
         check_unwritten(self.call.writes, call.writes)
         likeness = Likeness()
         likeness.compare(old.value, new.value, "")
@@ -172,7 +171,7 @@ class TracedBlock:
             read = likeness.differing
         if read:
             name = min(read)
-            raise Unfit(f"they differ in {name}")
+            raise Unfit(f"two blocks that look equal differ in {name}")
         values = self._given(call)
         renaming = _Renaming(self.call, call)
         values.update(self._attributes(call, likeness, renaming))
@@ -183,15 +182,15 @@ class TracedBlock:
         for old, new in zip(self.call.leaves, call.leaves, strict=True):
             old_node, new_node = old.as_proxy().node, new.as_proxy().node
             if values.setdefault(old_node, new_node) is not new_node:
-                raise Unfit("it is given one tensor twice")
+                raise Unfit("two arguments are one tensor in one call and two tensors in the other")
             if old_node is new_node:
                 continue
             if type(old) is not type(new) or old.source is not None or new.source is not None:
-                raise Unfit("it is given another input of the model")
+                raise Unfit("two equal blocks get different model inputs as arguments")
             if tensor_facts(_example(old_node)) != tensor_facts(_example(new_node)):
-                raise Unfit("it is given tensors of another form")
+                raise Unfit("two equal blocks get tensors of different shape, dtype or layout")
         if len(set(values.values())) != len(values):
-            raise Unfit("it is given one tensor twice")
+            raise Unfit("the block gets one tensor as two arguments")
         return values
 
     def _attributes(
@@ -213,7 +212,7 @@ class TracedBlock:
             renamed = source.clone(lambda s: new_source if s == old_source else s)
             partner = likeness.partners[id(tensor)]
             if (renamed == source) != (partner is tensor):
-                raise Unfit("a parameter is reached another way")
+                raise Unfit("the block reads a parameter through a different attribute path")
             values[node] = _read(output, renamed, partner, renaming.meta(node))
         return values
 
@@ -257,7 +256,9 @@ class TracedBlock:
             with tx.fake_mode, torch.enable_grad():
                 value = value.requires_grad_().clone()
         if tensor_facts(value) != tensor_facts(example):
-            raise AssertionError(f"{tensor_facts(value)} is not {tensor_facts(example)}")
+            raise AssertionError(
+                f"copy has {tensor_facts(value)}, original {tensor_facts(example)}"
+            )
         del node.meta["example_value"]
         return wrap_proxy(tx, fx.Proxy(node, tx.output.current_tracer), example_value=value)
 
@@ -268,7 +269,7 @@ def _read(output: Any, source: Any, tensor: Tensor, meta: dict[str, Any]) -> fx.
         return output.side_effects[tensor].as_proxy().node
     name = output.module_key_name(source.name)
     if name in output.nn_modules:
-        raise Unfit("a parameter's name is taken")
+        raise Unfit("the traced name of the block's parameter is already used by another")
     output.nn_modules[name] = tensor
     output.param_name_to_source[name] = source
     node = output.root_tracer.graph.create_node("get_attr", name)
@@ -301,7 +302,7 @@ class _Renaming:
         return self.new + name[len(self.old) :] if is_inner else name
 
     def meta(self, node: fx.Node) -> dict[str, Any]:
-        """Return a node's metadata for the other block; some nodes of dynamo have no module."""
+        """Return a node's metadata with the recorded block's names replaced by the other's."""
         if _STACK not in node.meta:
             return dict(node.meta)
         stack = {}

@@ -55,7 +55,7 @@ class Repeats:
     """Ids of the blocks and of all modules within them."""
 
     def call(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        """Call a module; copy recorded nodes instead if it is a block equal to a recorded one."""
+        """Trace a module's call; for a block equal to a recorded block, copy its nodes instead."""
         path = self.paths.get(id(variable.value))
         if path is None or self._recording is not None or not variable.source:
             return original(variable, tx, args, kwargs)
@@ -70,7 +70,7 @@ class Repeats:
             self._checked, self._called = set(), set()
         try:
             if id(variable.value) in self._called:
-                raise Unfit("it is called again")
+                raise Unfit("the block is called more than once")
             self._called.add(id(variable.value))
             self._check_outside(tx)
             call = BlockCall.of(variable, tx, args, kwargs)
@@ -109,9 +109,7 @@ class Repeats:
 
     def _check_outside(self, tx: Any) -> None:
         """Raises Unfit if code has read an object that holds blocks, other than through the model.
-
-        Dynamo notes each source once, so all sources read so far count.
-        """
+        Dynamo notes each source once, so all sources read so far count."""
         for source in tx.output.root_tracer.traced_sources:
             if source in self._checked:
                 continue
@@ -120,9 +118,9 @@ class Repeats:
                 try:
                     value = tx.output.resolve_source_value(source)
                 except Exception as error:  # whatever reading an attribute may raise
-                    raise Unfit(f"{name} is read") from error
+                    raise Unfit(f"code outside the blocks reads {name}") from error
                 if _leads_to_blocks(value, self._inner):
-                    raise Unfit(f"{name} is read, which holds blocks")
+                    raise Unfit(f"code outside the blocks reads {name}, which holds blocks")
             self._checked.add(source)
 
     def _say(self, path: str, reason: Any) -> None:
@@ -130,7 +128,7 @@ class Repeats:
         logger.info("block %s is traced on its own: %s", path, reason)
 
     def read(self, name: str, tx: Any) -> None:
-        """Note that code reads an attribute, except nn.Module's own reads of `__dict__`."""
+        """Note an attribute that the recorded block reads, except `__dict__` in nn.Module."""
         if self._recording is not None and not (
             name == "__dict__" and tx.f_code in _CODE_OF_MODULES
         ):

@@ -29,7 +29,8 @@ _FILLER = 0.5
 
 
 def replace_boolean_rows(exported: fx.GraphModule) -> None:
-    """Replace reads and writes of rows under a mask by `where`, if the results are the same."""
+    """Replace reads `x[mask]` and writes `x[mask] = rows` in a graph by `torch.where`, if the
+    results stay the same."""
     _write_masks(exported.graph)
     groups = _groups(exported.graph)
     changed = any([group.replace() for group in groups])
@@ -43,7 +44,8 @@ def replace_boolean_rows(exported: fx.GraphModule) -> None:
 
 
 def rows_or_filler(table: Tensor, mask: Tensor, rest: tuple[Any, ...], is_flat: bool) -> Tensor:
-    """Return all rows, unselected ones as filler. rest: further indices. is_flat: in one dim."""
+    """Return all rows of table[mask, *rest]; rows that `mask` does not select hold a filler value.
+    rest: further indices. is_flat: flatten the mask's dims into one dim of rows."""
     table = _part(table, mask, rest)
     filler = _FILLER if table.is_floating_point() or table.is_complex() else 1
     rows = torch.where(_wide(mask, table), table, filler)
@@ -53,7 +55,8 @@ def rows_or_filler(table: Tensor, mask: Tensor, rest: tuple[Any, ...], is_flat: 
 def write_rows(
     table: Tensor, mask: Tensor, rest: tuple[Any, ...], rows: Tensor, is_flat: bool = False
 ) -> None:
-    """Set table[mask, *rest] = rows. rows: one row, or a row for each row of the table."""
+    """Write rows[i] to table[mask, *rest] where the mask selects row i. rows: a single row, or a
+    row for each row of the table."""
     table = _part(table, mask, rest)
     rows = rows.unflatten(0, mask.shape) if is_flat else rows
     table.copy_(torch.where(_wide(mask, table), rows.to(table.dtype), table))
@@ -62,7 +65,7 @@ def write_rows(
 def put_rows(
     table: Tensor, indices: Sequence[Tensor], rows: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """Compute `torch.index_put` for one mask and a single row, written to all selected rows."""
+    """Compute `torch.index_put` for one mask and a single row, which all selected rows get."""
     mask = _wide(indices[0], table)
     return torch.where(mask, table + rows if accumulate else rows, table)
 
@@ -70,7 +73,7 @@ def put_rows(
 def put_rows_in_place(
     table: Tensor, indices: Sequence[Tensor], rows: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """Compute `index_put_` for one mask and a single row, written to all selected rows."""
+    """Compute `index_put_` for one mask and a single row, which all selected rows get."""
     return table.copy_(put_rows(table, indices, rows, accumulate))
 
 
@@ -154,7 +157,7 @@ class _Group:
     is_flat: bool = False
 
     def add(self, node: fx.Node) -> None:
-        """Add a call on selected rows; note if its result for a row depends on other rows."""
+        """Add a call on selected rows; note whether its result for a row depends on other rows."""
         mask = _mask_of(node, operator.setitem)
         inputs = self.computed.intersection(node.all_input_nodes)
         if mask is not None and _is_same(mask, self.mask) and list(inputs) == [node.args[2]]:
@@ -166,7 +169,8 @@ class _Group:
         self.computed.add(node)
 
     def replace(self) -> bool:
-        """Let the calls compute all rows, if that is possible; return whether it is."""
+        """Make the group's calls compute all rows, not only those that a mask selects. False,
+        with nothing changed, if that is impossible."""
         masks = {_mask_of(read, operator.getitem) for read in self.reads}
         masks |= {_mask_of(write, operator.setitem) for write in self.writes}
         if not self.is_by_row or not self.writes or any(map(is_written, filter(None, masks))):
@@ -270,8 +274,9 @@ def _check_one_row(write: fx.Node, table: Tensor, mask: Tensor, rows: Tensor) ->
     is_one = rows.dim() <= num_rest or (rows.dim() == num_rest + 1 and rows.shape[0] == 1)
     if not is_one:
         raise CaptureError(
-            f"{site_of_node(write)}: this writes as many rows as the mask has ones, which depends "
-            "on the data; give a value for every row, and write torch.where(mask, values, x)."
+            f"{site_of_node(write)}: this writes one row for each True in a mask, and their "
+            "number depends on the data; compute a value for every row, and write "
+            "torch.where(mask, values, x)."
         )
 
 

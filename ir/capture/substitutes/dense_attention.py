@@ -84,7 +84,8 @@ def flex(
     score_buffers: Sequence[Tensor],
     mask_buffers: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the output, log2 of the sum of exponentials of scores, and the scores' maxima.
+    """Compute flex_attention: the output, log2 of the sum of exponentials of scores, and the
+    largest score.
 
     Shapes: query B x H x L x E, key and value B x K x S x E, where K divides H. The output is zero
     for a query that sees no key.
@@ -114,7 +115,7 @@ def flex_without_scores(
     score_buffers: Sequence[Tensor],
     mask_buffers: Sequence[Tensor],
 ) -> tuple[Tensor]:
-    """Compute the output alone, for a score_mod that is the identity: torch's masked attention."""
+    """Compute flex_attention's output alone, with an identity score_mod: masked attention."""
     mask = _over_all(mask_mod, ())(*_indices(query, key), *mask_buffers)
     mask = mask.expand(query.shape[0], -1, -1, -1) if mask.dim() == 4 else mask
     is_grouped = key.shape[1] != query.shape[1]
@@ -138,9 +139,7 @@ def _indices(query: Tensor, key: Tensor) -> list[Tensor]:
 
 def _over_all(function: Function, score: tuple[int, ...]) -> Function:
     """Lift a function of one score and its indices to all scores: torch.vmap over each index.
-
-    score: (0,) if the function takes a score, else ().
-    """
+    score: (0,) if the function takes a score, else ()."""
 
     def mapped(*args: Tensor) -> Tensor:
         num_buffers = len(args) - len(score) - 4
@@ -159,7 +158,8 @@ def _check_varlen(node: torch.fx.Node) -> None:
     given += [name for name in names if node.kwargs.get(name) is not None]
     if given:
         raise CaptureError(
-            f"{site_of_node(node)}: varlen_attn with {given[0]} is for inference; leave it out."
+            f"{site_of_node(node)}: varlen_attn has the argument {given[0]}, which is for "
+            "inference and cannot be trained; remove the argument."
         )
 
 
@@ -178,10 +178,11 @@ def varlen(
     *_: object,
     **__: object,
 ) -> tuple[Tensor, Tensor]:
-    """Attend within each of several concatenated sequences; return the output, and a placeholder.
+    """Compute varlen_attn: attend within each of several concatenated sequences. Returns the
+    output, and a placeholder for the log-sum-exp.
 
     Shapes: query T x H x E, key and value S x K x E; cu_seq: 0, then the end of each sequence.
-    Windows and causality count from the ends of sequences, as torch's kernels do.
+    Windows and causality count from the ends of sequences, as in torch's kernels.
     """
     of_query, end_q = _sequences(cu_seq_q, query)
     of_key, end_k = _sequences(cu_seq_q if cu_seq_k is None else cu_seq_k, key)

@@ -24,11 +24,11 @@ from shardweave.ir.capture.substitutes.trl import LogProbabilities
 
 @contextlib.contextmanager
 def as_in_eager(model: nn.Module, inputs: Collection[str], *, is_step: bool) -> Iterator[None]:
-    """Let Hugging Face models and TRL trainers run their eager code in a trace in the context.
+    """Let traces in the context run the eager code of Hugging Face models and TRL trainers.
 
     inputs: names of the model's inputs. Unless `position_ids` is among them, positions count from 0
-    in one sequence; given ones may be of packed sequences. is_step: whether to turn `use_cache`
-    off: a step trains or evaluates in one pass, and needs no keys and values for later tokens.
+    in one sequence; given position_ids may be those of packed sequences. is_step: whether to turn
+    `use_cache` off, as a training step needs no keys and values for later tokens.
     """
     configs = [c for m in model.modules() if (c := getattr(m, "config", None)) is not None]
     losses = getattr(sys.modules.get("transformers.loss.loss_utils"), "LOSS_MAPPING", {})
@@ -80,10 +80,8 @@ _REPLACED: tuple[tuple[str, str, object], ...] = (
 
 @contextlib.contextmanager
 def _noting_inner_outputs(model: nn.Module) -> Iterator[None]:
-    """Install the hooks that collect outputs of inner modules, if no call has done so yet.
-
-    The hooks do nothing unless forward asks for such outputs, and are removed on exit.
-    """
+    """Install the hooks that collect outputs of inner modules, if no call has done so yet. The
+    hooks do nothing unless forward asks for such outputs, and are removed on exit."""
     noting = sys.modules.get("transformers.utils.output_capturing")
     modeling = sys.modules.get("transformers.modeling_utils")
     if noting is None or modeling is None:

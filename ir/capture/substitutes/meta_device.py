@@ -17,9 +17,7 @@ def off_meta(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[nn.Module, Sequence[Any], Mapping[str, Any]]:
     """Return the model and its inputs; copies with fake CPU tensors if the model is on `meta`.
-
-    Shared tensors stay shared. Nothing is allocated, and the model itself does not change.
-    """
+    Shared tensors stay shared. Nothing is allocated, and the model itself does not change."""
     tensors = (*model.parameters(), *model.buffers())
     if not any(tensor.is_meta for tensor in tensors):
         return model, args, kwargs

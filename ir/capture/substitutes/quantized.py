@@ -28,7 +28,7 @@ _OBSERVERS = (
 
 @contextlib.contextmanager
 def quantized_written_out() -> Iterator[None]:
-    """Replace `forward` of fake quantization modules by this file's, while in the context."""
+    """Replace torch's fake quantization `forward`s by the functions here, while in the context."""
     fused = fake_quantize.FusedMovingAvgObsFakeQuantize
     with contextlib.ExitStack() as stack:
         for kind, forward in (
@@ -41,7 +41,7 @@ def quantized_written_out() -> Iterator[None]:
 
 
 def quantize(self: Any, X: Tensor) -> Tensor:
-    """Compute `FakeQuantize.forward`. Raises ValueError for observers without a form here."""
+    """Compute `FakeQuantize.forward`. ValueError for an observer that a program cannot hold."""
     watching = self.activation_post_process
     is_observing = self.observer_enabled[0] == 1
     if isinstance(watching, _OBSERVERS):
@@ -51,7 +51,7 @@ def quantize(self: Any, X: Tensor) -> Tensor:
         scale, zero_point = watching.scale, watching.zero_point
     else:
         raise ValueError(
-            f"a FakeQuantize with a {type(watching).__name__} has no form in a program; give it "
+            f"a program cannot hold a FakeQuantize with a {type(watching).__name__}; give it "
             "observer=MovingAverageMinMaxObserver"
         )
     for held, new in ((self.scale, scale), (self.zero_point, zero_point)):
@@ -108,7 +108,7 @@ def observe(self: Any, x_orig: Tensor, is_observing: Tensor | None = None) -> Te
 
 
 def parameters_of(self: Any) -> tuple[Tensor, Tensor]:
-    """Return scales and zero points, equal to those of an observer's `calculate_qparams`."""
+    """Return scales and zero points as the observer's `calculate_qparams` computes them."""
     low, high, steps = self.min_val, self.max_val, float(self.quant_max - self.quant_min)
     lowest, highest = low.clamp(max=0), high.clamp(min=0)
     zero = torch.zeros_like(lowest)
@@ -135,6 +135,6 @@ def parameters_of(self: Any) -> tuple[Tensor, Tensor]:
 def _check_size(held: Tensor, new: Tensor) -> None:
     if held.numel() != new.numel():
         raise ValueError(
-            "quantization per channel gives its buffers their sizes in the first call; run the "
-            "model once before it is compiled"
+            "quantization per channel sizes its buffers in its first call; run the model once, "
+            "and compile it then"
         )

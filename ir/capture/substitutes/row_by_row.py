@@ -20,11 +20,11 @@ _SAMPLE, _PART = 8, 5
 
 
 def tried_by_row(node: fx.Node, computed: set[fx.Node], num_dims: int) -> bool | None:
-    """Whether a call needs rows along one dim (True), or takes them along `num_dims` dims (False);
-    None if its result for a row depends on other rows.
+    """Whether a call works only on rows along one dim (True), or also along `num_dims` dims
+    (False); None if its result for a row depends on other rows.
 
-    computed: the nodes with a row per selected row along their first dim, whose size is unknown.
-    The call is tried on random rows, on part of them, and on rows folded into `num_dims` dims.
+    computed: the nodes with a first dim of selected rows, whose number is unknown. The call is
+    tried on random rows, on some of them, and on rows folded into `num_dims` dims.
     """
     if node.op not in ("call_function", "call_method") or node.target is operator.setitem:
         return None

@@ -32,7 +32,7 @@ _SIGNS: dict[Any, Any] = {torch.sgn: torch.sign, "sgn": "sign"}
 
 
 def replace_calls(exported: torch.fx.GraphModule) -> None:
-    """Replace each call of a graph that has an equivalent in this file."""
+    """Replace each call in a graph for which this file has an equivalent function."""
     for node in exported.graph.nodes:
         if node.op not in ("call_function", "call_method"):
             continue
@@ -83,7 +83,8 @@ def multilabel_margin_loss(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Compute torch's loss: sum over targets y, other classes c of max(0, 1 - x[y] + x[c]) / C.
+    """Compute torch's `multilabel_margin_loss`: the sum over target classes y and other classes c
+    of max(0, 1 - x[y] + x[c]) / C.
 
     Shapes: input and target N x C, or C; the targets of a row end at its first -1.
     """

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 
 class LogProbabilities:
-    """Replaces TRL's autograd function; autograd differentiates its ops."""
+    """Replaces TRL's autograd function of this name by plain ops, which autograd differentiates."""
 
     @staticmethod
     def apply(

@@ -17,7 +17,7 @@ from shardweave.ir.torch_private import OpOverload, schema_of
 
 
 class Unwritten:
-    """Tracks the nodes of a graph whose elements are uninitialized."""
+    """Tracks the graph nodes whose elements are uninitialized, as those of torch.empty."""
 
     def __init__(self) -> None:
         self._nodes: set[torch.fx.Node] = set()
@@ -36,8 +36,9 @@ class Unwritten:
             self._nodes.add(node)
             return
         raise CaptureError(
-            f"{site_of_node(read[0])}: {read[0].target} makes a tensor without values, which "
-            f"{node.target} reads, so the step has no defined result; use zeros in the model."
+            f"{site_of_node(read[0])}: {read[0].target} makes an uninitialized tensor, which "
+            f"{node.target} reads, so that the result of the step is undefined; use torch.zeros "
+            "in the model."
         )
 
     def _is_write(self, name: str, node: torch.fx.Node) -> bool:

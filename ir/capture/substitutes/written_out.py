@@ -82,7 +82,7 @@ def _grouped_product(mat_a: Tensor, mat_b: Tensor, *args: Any, **kwargs: Any) ->
     if scale_a is not None:
         return _scaled_grouped_product(mat_a, mat_b, *args, **kwargs)
     if (mat_a.dim() == mat_b.dim() == 3) != (offs is None):
-        raise ValueError("_grouped_mm takes offsets unless both of its operands have 3 dims")
+        raise ValueError("_grouped_mm needs offs, except with two 3-d operands, which take none")
     groups = mat_a.shape[:1] if offs is None else offs.shape
     shape = (*mat_a.shape[-2:-1], *mat_b.shape[-1:])
     is_stacked = mat_a.dim() == mat_b.dim()
@@ -129,8 +129,8 @@ def _padded(targets: Tensor, lengths: Lengths, samples: Tensor, is_one: bool) ->
         return targets.reshape(len(samples), -1)
     if isinstance(lengths, Tensor):
         raise ValueError(
-            "ctc_loss: target_lengths divide targets in one row by the data; pad the targets to a "
-            "tensor of N x S"
+            "ctc_loss: targets is 1-d, so that target_lengths would split it by the data; pad "
+            "targets to a tensor of N x S"
         )
     first = samples.cumsum(0) - samples
     index = first[:, None] + torch.arange(max(lengths), device=targets.device)
@@ -283,9 +283,7 @@ def recurrent_layers(
 
 def batch_norm(self: Any, input: Tensor) -> Tensor:
     """Compute `forward` of `nn.BatchNorm*`, and of `nn.SyncBatchNorm` over the global batch.
-
-    Without a momentum, running statistics are means over the statistics of all batches so far.
-    """
+    Without a momentum, running statistics are means over the statistics of all batches so far."""
     num_batches = self.num_batches_tracked
     is_tracked = self.training and self.track_running_stats
     if self.momentum is not None or not is_tracked or num_batches is None:

@@ -27,7 +27,7 @@ _LINALG_FLOPS = 10
 
 @dataclass(frozen=True)
 class Sent:
-    """A value that the core reads or returns. shape: its full shape."""
+    """A value that the update's core reads or returns. shape: its full shape."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -43,11 +43,12 @@ Part = Callable[..., list[Tensor]]
 
 @dataclass(frozen=True)
 class CutUpdate:
-    """The three parts of an update, each a function of tensors and the update's numbers.
+    """An optimizer update in three parts, each a function of tensors and of the update's numbers.
 
-    before: from shards of parameter, gradient and states (full states if of another shape) to the
-    core's operands, `gathered`. core: from these to `results`. after: from the operands of `before`
-    and shards of `results` to the new parameter and states.
+    before: computes, from shards of parameter, gradient and states, the core's operands
+    (`gathered`). core: computes `results` on full values. after: computes the new parameter and
+    states from the operands of `before` and shards of `results`. States of another shape than the
+    parameter are full.
     """
 
     before: Part
@@ -61,7 +62,7 @@ class CutUpdate:
 
 
 def cut_update(update: Update, device: torch.device) -> CutUpdate:
-    """Split an update into its three parts. device: where the parts make constants."""
+    """Split an update into its three parts. device: the device of constants that the parts make."""
     graph, shape = update.graph, update.shape
     early = _early(graph, shape)
     core = _core(graph, shape, early)

@@ -19,7 +19,7 @@ _NOT_OWN = {*sys.stdlib_module_names, "torch", "shardweave"}
 
 
 def instances_in(value: Any, kinds: type | tuple[type, ...]) -> list[Any]:
-    """Return the instances of `kinds` that a value holds, in order."""
+    """List the instances of `kinds` in a value and in containers within it, in order."""
     instances: list[Any] = []
 
     def look(x: Any) -> Any:
@@ -37,10 +37,11 @@ def mapped(
     copies: list[tuple[Any, Any]] | None = None,
     known: dict[int, Any] | None = None,
 ) -> Any:
-    """Apply `change` to all objects in a value; return a copy, or the value if nothing changes.
+    """Replace objects in a nested value by `change`; return a copy, or the value if nothing
+    changes.
 
-    copies: list to which (object, copy) is appended for each object that is copied. known: the
-    replacements of objects by id, for the recursion only.
+    copies: list to which (object, copy) is appended for each copied object. known: the replacements
+    of objects by id, for the recursion only.
     """
     known = {} if known is None else known
     if id(value) in known:

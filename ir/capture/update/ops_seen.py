@@ -34,7 +34,7 @@ class _Value:
 
 
 class OwnMessagesError(ValueError):
-    """An optimizer's step communicates by itself, through the c10d op in the message."""
+    """Raised if an optimizer's step communicates itself; the message names the c10d op."""
 
 
 class OpsSeen(TorchDispatchMode):
@@ -51,7 +51,7 @@ class OpsSeen(TorchDispatchMode):
         """Keeps tracked tensors alive, so that no other tensor gets the key of their memory."""
 
     def note(self, tensor: Tensor, index: int, *, is_aligned: bool = True) -> None:
-        """Begin to track parameter `index`, its gradient or a tensor of its state."""
+        """Begin to track parameter `index`, its gradient, or a tensor of its optimizer state."""
         self._keep(tensor, _Value(frozenset([index]), is_aligned, tuple(tensor.shape)))
 
     def _keep(self, tensor: Tensor, value: _Value) -> None:
@@ -192,8 +192,8 @@ def is_torchs(optimizer: object) -> bool:
 def on_host(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
 ) -> dict[str, Any]:
-    """Return the keywords of a call, with the CPU as device if it makes a scalar on `meta`: that
-    is a rate or a count, and code may ask for its value. given: the call's tensor operands."""
+    """Return a call's keywords, with device CPU if it would make a scalar on `meta`: the scalar is
+    a rate or a count, whose value code may read. given: the call's tensor operands."""
     if kwargs.get("device") == _META and not any(tensor.is_meta for tensor in given):
         if not func(*args, **kwargs).ndim:
             return {**kwargs, "device": torch.device("cpu")}
@@ -225,10 +225,8 @@ def _rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int) -> list[
 
 
 def is_elementwise(func: OpOverload[..., Any], args: Sequence[Any] = ()) -> bool:
-    """Whether each element of an op's result reads only the same element of its operands.
-
-    args: the call's arguments, needed for an op that writes a number under a mask.
-    """
+    """Whether each element of an op's result depends only on the same element of its operands.
+    args: the call's arguments, needed for an op that writes a number under a mask."""
     if torch.Tag.pointwise in func.tags or torch.Tag.inplace_view in func.tags:
         return torch.Tag.inplace_view not in func.tags
     namespace, name = func.name().split("::")
@@ -255,8 +253,8 @@ def is_masked(args: Sequence[Any]) -> bool:
 
 
 def reduction_of(func: OpOverload[..., Any]) -> str:
-    """Return the kind of a reduction whose results on shards combine: sum, mean, norm, max or
-    min; empty for other ops."""
+    """Return the kind of a reduction that can be computed on shards and combined: sum, mean, norm,
+    max or min; empty for other ops."""
     name = func.name().partition("::")[2].partition(".")[0]
     if name in ("mean", "norm", "linalg_vector_norm"):
         return name.rpartition("_")[2]

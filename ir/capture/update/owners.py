@@ -6,9 +6,10 @@ from collections.abc import Hashable, Mapping, Sequence
 
 
 def dealt_out(flops: Mapping[int, int], ranks: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """Assign an owner to each update: the largest first, to the rank with the least work so far.
+    """Assign each update to a rank: the largest first, to the rank with the least work so far.
 
-    flops: the work of each update. ranks: the ranks that may own it. Returns ranks by update.
+    flops: the work of each update. ranks: the ranks to choose from. Returns the rank of each
+    update.
     """
     work = dict.fromkeys((rank for chosen in ranks.values() for rank in chosen), 0)
     owners: dict[int, int] = {}
@@ -19,10 +20,8 @@ def dealt_out(flops: Mapping[int, int], ranks: Mapping[int, Sequence[int]]) -> d
 
 
 def senders_of(shards: Mapping[int, Hashable], goal: int) -> list[int]:
-    """Choose a sender for each distinct shard: rank `goal` if it has the shard, else by turns.
-
-    shards: a key of each rank's shard, by rank.
-    """
+    """Choose a rank to send each distinct shard to rank `goal`: `goal` itself if it has the shard,
+    else ranks by turns. shards: for each rank a key, equal for equal shards."""
     by_shard: dict[Hashable, list[int]] = {}
     for rank, shard in shards.items():
         by_shard.setdefault(shard, []).append(rank)

@@ -35,11 +35,11 @@ from shardweave.ir.torch_private import (
 
 @dataclass(frozen=True)
 class Update:
-    """The update of one parameter on full values.
+    """The optimizer update of one parameter, on full values.
 
-    graph: from the parameter, its gradient, the tensors of its state and `numbers` to the new
-    parameter and the new tensors of its state. numbers: learning rates and other floats, in the
-    order of `Calls.numbers`; None if the graph's floats differ from these and stay constants.
+    graph: computes the new parameter and state tensors from the parameter, its gradient, its state
+    tensors and `numbers`. numbers: learning rates and other floats, in the order of
+    `Calls.numbers`; None if they do not match the graph's floats, which then stay constants.
     """
 
     graph: fx.Graph
@@ -56,7 +56,7 @@ class Update:
 
     @property
     def joined(self) -> list[Tensor]:
-        """Fake results of reductions over values of the parameter's shape, in float32 or wider."""
+        """Fake results, float32 or wider, of reductions over tensors of the parameter's shape."""
         return [
             x.to(torch.promote_types(x.dtype, torch.float32))
             for node in self.graph.nodes
@@ -113,10 +113,8 @@ def capture_update(
 def program_of(
     part: Callable[..., list[Tensor]], given: Sequence[Tensor], numbers: Sequence[float]
 ) -> Program:
-    """Import a part of an update as a program. given: operands on the meta device.
-
-    Raises CaptureError for an op that programs do not have.
-    """
+    """Import a part of an update as a program. given: operands on the meta device. Raises
+    CaptureError for an op that programs do not have."""
     graph = make_fx(lambda *tensors: part(*tensors, *numbers))(*given).graph
     inputs: list[tuple[InputKind, str]] = [("input", f"x{i}") for i in range(len(given))]
     count = len(graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
@@ -163,7 +161,7 @@ class _WrittenOut(TorchFunctionMode):
 
 
 class Assumed(TorchFunctionMode):
-    """Returns 1 if code asks for the value of a tensor on the meta device; `asked` lists these."""
+    """Mode in which the value of a meta tensor reads as 1; `asked` lists the tensors read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,12 +208,14 @@ def _check(graph: fx.Graph) -> None:
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     for node in list(graph.nodes):
         if node.op == "get_attr":
-            raise CaptureError("its step reads a tensor that is no state of the parameter")
+            raise CaptureError("its step reads a tensor that is not in the parameter's state")
         if node.op != "call_function" or not _writes(node):
             continue
         into = node.args[0]
         if node.users or into not in inputs or into is inputs[1]:
-            raise CaptureError(f"its step changes a gradient, or more, by {node.target}")
+            raise CaptureError(
+                f"its step changes, by {node.target}, more than the parameter and its state"
+            )
         graph.erase_node(node)
     graph.eliminate_dead_code()
 

@@ -24,7 +24,7 @@ from shardweave.ir.capture.update.ops_seen import OpsSeen, OwnMessagesError, is_
 
 @dataclass(frozen=True)
 class Sizes:
-    """The shapes of a parameter, of its largest shard, and of its smallest shard."""
+    """Shapes of a parameter: its full shape, its largest shard and its smallest shard."""
 
     full: tuple[int, ...]
     largest: tuple[int, ...]
@@ -33,10 +33,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Calls:
-    """The ops that update one parameter, with their numbers, and the state that they leave.
+    """The ops that an optimizer runs to update one parameter, and the state after them.
 
     ops: the parameter's ops, then all ops that make constants, for any parameter. numbers: the
-    floats in its ops' arguments. state: the parameter's new state, with tensors on `meta`.
+    floats in the ops' arguments. state: the parameter's new state, with tensors on `meta`.
     """
 
     ops: tuple[tuple[str, tuple[Any, ...]], ...]
@@ -48,10 +48,11 @@ class Calls:
 
 @dataclass(frozen=True)
 class Reads:
-    """The parameters, by index, whose updates need full values (`full`), and the reason.
+    """Parameters whose updates need full values (`full`, by index), and the reason.
 
     joint: parameters whose updates may read other parameters. may_draw: whether an op may draw
-    random numbers; all updates then need full values. calls: for each parameter with a gradient.
+    random numbers; all updates then need full values. calls: the ops by index, for each parameter
+    with a gradient.
     """
 
     full: frozenset[int]
@@ -69,10 +70,10 @@ def reads_of(
     *,
     has_closure: bool = False,
 ) -> Reads:
-    """Find the parameters whose updates need full values; the optimizer does not change.
+    """Find the parameters whose updates need full values; the optimizer itself does not change.
 
-    parameters: those of all groups, in order. If the step cannot run on the meta device, as when it
-    branches on values of tensors, all updates need full values. Raises OwnMessagesError.
+    parameters: all parameters of all groups, in order. If the step cannot run on the meta device,
+    as when it branches on values of tensors, all updates need full values. Raises OwnMessagesError.
     """
     runs: list[_Seen] = []
     copies: list[MetaCopy] = []
@@ -112,7 +113,7 @@ def calls_of(
     sizes: Sequence[Sizes],
     has_gradient: Sequence[bool],
 ) -> dict[int, Calls]:
-    """Return the next step's calls on full values, by index of each parameter with a gradient."""
+    """Run the next step on full meta tensors; return the calls per parameter with a gradient."""
     shapes = [size.full for size in sizes]
     on_meta = MetaCopy(optimizer, parameters, sizes, shapes, has_gradient)
     return on_meta.all_calls(_seen(on_meta, has_closure=False), has_gradient)
@@ -135,7 +136,7 @@ def _seen(on_meta: MetaCopy, has_closure: bool) -> _Seen:
 
 
 class MetaCopy:
-    """Copy of an optimizer with tensors on the meta device, except scalars, copied to the CPU."""
+    """A copy of an optimizer with its tensors on the meta device; scalars are copied to the CPU."""
 
     def __init__(
         self,
@@ -193,7 +194,7 @@ class MetaCopy:
         return Reads(frozenset(full | joint), frozenset(joint), reason, bool(self.mode.draws))
 
     def all_calls(self, seen: _Seen, has_gradient: Sequence[bool]) -> dict[int, Calls]:
-        """Return the calls on each parameter with a gradient, by its index."""
+        """Return the ops that the step calls for each parameter with a gradient, by its index."""
         return {index: self._calls(index, seen) for index, has in enumerate(has_gradient) if has}
 
     def _calls(self, index: int, seen: _Seen) -> Calls:
@@ -212,7 +213,7 @@ class MetaCopy:
 
 
 def copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
-    """Copy an optimizer, with the replacements of objects that `memo` has by id."""
+    """Copy an optimizer. memo: replacements of objects by id, as in `copy.deepcopy`."""
     memo[id(optimizer)] = made = object.__new__(type(optimizer))
     hooks = {name: value for name, value in vars(optimizer).items() if "hooks" in name}
     own = {name: x for name, x in vars(optimizer).items() if name not in {*hooks, "step"}}
@@ -223,7 +224,7 @@ def copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
 
 
 def run_step(optimizer: Optimizer, *closure: Any) -> None:
-    """Run an optimizer's step without the hooks and the profiler that torch puts around it."""
+    """Run an optimizer's step without torch's hooks and profiler."""
     step: Any = type(optimizer).step
     with torch.no_grad():
         getattr(step, "__wrapped__", step)(optimizer, *closure)

@@ -34,16 +34,15 @@ def _bias_sizes(op: AtenOp) -> list[int] | None:
 
 def _grouped_flops(op: AtenOp) -> int:
     """Count FLOPs as if rows were spread evenly over all groups; a local op may have fewer groups.
-
-    Ragged rows all belong to the op's own groups.
-    """
+    Ragged rows all belong to the op's own groups."""
     rows, other = op.operands[:2]
     own = 1 if is_ragged(op) else shape_of(op.operands[2])[0] / op.value("groups")
     return round(2 * shape_of(rows)[0] * shape_of(rows)[1] * shape_of(other)[-1] * own)
 
 
 def is_ragged(op: AtenOp) -> bool:
-    """Whether a grouped product has ragged rows: those of its own groups, however many."""
+    """Whether a grouped product has ragged rows: the rows of a device's own groups, however
+    many."""
     return op.tensor("bounds") is not None
 
 

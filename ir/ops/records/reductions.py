@@ -19,7 +19,8 @@ time of a launch, 3 us. Longer reductions are left to the library, which starts 
 
 
 def reductions_over_dims(op: AtenOp) -> tuple[Reduction, ...]:
-    """The reduction over an op's `dim`; empty if its dims are neither trailing nor leading."""
+    """The reduction over the dims in an op's `dim`; empty unless they are all the first dims, or
+    all the last dims, of the operand."""
     return _of_dims(shape_of(op.operands[0]), op.properties.get("dim"))
 
 

@@ -20,7 +20,7 @@ def _takes_neighbours(op: AtenOp) -> bool:
 
 
 def padded_dim(op: AtenOp) -> tuple[int, int] | None:
-    """The only dim that an op pads, and the elements put before; None for other paddings."""
+    """The only dim that an op pads, and the number of elements put before; None otherwise."""
     pad: list[int] = op.value("pad")
     pairs = list(zip(pad[::2], pad[1::2], strict=True))
     wide = [number for number, pair in enumerate(pairs) if pair != (0, 0)]

@@ -38,7 +38,7 @@ Alias = tuple[AtenOp, list[int], list[int]]
 def repeated_heads(
     op: AtenOp, operands: Sequence[int], results: Sequence[int], form: FormOf
 ) -> Iterator[Alias]:
-    """Yield ops on repeated key heads that compute the results of a grouped-query attention."""
+    """Yield ops that compute a grouped-query attention's results from repeated key heads."""
     first = first_of_attention(op)
     heads = shape_of(op.operands[first])[HEADS]
     shared = heads // shape_of(op.operands[first + 1])[HEADS]
@@ -85,14 +85,15 @@ Terms = dict[int, float]
 
 
 def stand_in(name: str, operands: Sequence[SSAValue], like: SSAValue) -> AtenOp:
-    """Create an op outside any program, with operand types of `operands`, result type of `like`."""
+    """Create an op outside any program: operand types from `operands`, result type from `like`."""
     block = Block(arg_types=[value.type for value in operands])
     return create(name, block.args, [like.type])
 
 
 @dataclass
 class Expressions:
-    """Hash-consed expressions. shapes, makers: by number, its shape and the first op or slot."""
+    """Hash-consed expressions, each with a number. shapes, makers: by number, an expression's shape
+    and the first op or argument that computes it."""
 
     shapes: list[Shape] = field(default_factory=list[Shape])
     makers: list[Operation | str] = field(default_factory=list[Operation | str])
@@ -111,7 +112,7 @@ class Expressions:
         self.pieces = Pieces(self)
 
     def number(self, key: Hashable, shapes: Sequence[Shape], maker: Operation | str) -> list[int]:
-        """Return the numbers of a computation's results; a new `key` gets new numbers."""
+        """Return the expression numbers of a computation's results; a new `key` gets new ones."""
         known = self._known.get(key)
         if known is None:
             start = len(self.shapes)
@@ -124,7 +125,7 @@ class Expressions:
         return self.number(("argument", kind, name), [shape_of(value)], f"{kind} '{name}'")[0]
 
     def sum_of(self, terms: Sequence[tuple[int, float]], shape: Shape, maker: Operation) -> int:
-        """Return the number of a sum of (number, coefficient) terms. Nested sums are flattened."""
+        """Number a sum of (expression number, coefficient) terms; nested sums are flattened."""
         total: Terms = {}
         for number, coefficient in terms:
             for inner, factor in self.sums.get(number, {number: 1.0}).items():
@@ -148,7 +149,7 @@ class Expressions:
         self._known.setdefault(("sum", frozenset(total.items()), self.shapes[number]), (number,))
 
     def apply(self, op: Operation, operands: Sequence[int]) -> list[int]:
-        """Return the expression numbers of an op's results. operands: those of its operands."""
+        """Return the expression numbers of an op's results. operands: the operands' numbers."""
         numbers = self._apply(op, operands)
         if isinstance(op, AtenOp) and len(numbers) == 1:
             self.pieces.note(op, operands, numbers[0])
@@ -182,7 +183,7 @@ class Expressions:
     def form(
         self, op: AtenOp, operands: Sequence[int], results: Sequence[int] | None = None
     ) -> list[int]:
-        """Number an op's results, as `results` if these are given, and record the op as a form."""
+        """Number an op's results (`results`, if given); record the op as a form of them."""
         inputs = tuple(operands)
         kinds = tuple(map(dtype_kind_of, op.results))
         shapes = [shape_of(result) for result in op.results]
@@ -204,7 +205,7 @@ class Expressions:
         return numbers
 
     def known(self, name: str, operands: tuple[int, ...]) -> Sequence[OpForm]:
-        """Return the recorded ops of this name on operands of these numbers."""
+        """Return the recorded ops with this name on operands with these expression numbers."""
         return self.forms.get((name, operands), ())
 
     def _added_product(self, op: AtenOp, product: Product, operands: Sequence[int]) -> list[int]:
@@ -234,7 +235,8 @@ class Expressions:
         ]
 
     def read(self, block: Block, values: dict[SSAValue, int]) -> dict[SSAValue, int]:
-        """Number each value of `block`. values: has its arguments, is extended and returned."""
+        """Number each value of `block`. values: maps the block's arguments to numbers; is extended
+        and returned."""
         in_flight: set[SSAValue] = set()
         for op in block.ops:
             check_order(op, values, in_flight)
@@ -251,7 +253,7 @@ class Expressions:
         return values
 
     def read_fused(self, op: FusedOp, values: dict[SSAValue, int]) -> None:
-        """Add to `values`, which has the region's arguments, the number of each of its values."""
+        """Number a fused region's values in `values`, which holds the region's arguments."""
         for inner in op.fused_ops:
             made = self.apply(inner, [values[value] for value in inner.operands])
             values.update(zip(inner.results, made, strict=True))

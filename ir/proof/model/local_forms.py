@@ -41,9 +41,11 @@ FormsOf = Callable[[str, tuple[int, ...]], Sequence[OpForm]]
 def written(
     form: OpForm, parts: Sequence[Relation], cuts: Cuts, shapes: Sequence[Shape], mesh: Mesh
 ) -> tuple[Sequence[SSAValue], list[Operation], Sequence[SSAValue]]:
-    """Write the local form of an op, outside any program: its arguments, its ops, its results.
+    """Write the local form of an op outside any program: return its arguments, its ops, its
+    results.
 
-    parts: the relations of its operands. cuts: by factor. shapes: the results' local shapes.
+    parts: the relations of its operands. cuts: the sharding of each factor. shapes: the results'
+    local shapes.
     """
     types: list[Attribute] = []
     for part, operand in zip(parts, form.op.operands, strict=True):

@@ -23,7 +23,7 @@ from shardweave.ir.sharding.rules.base import Dims
 
 
 class Table(Protocol):
-    """The parts of `Expressions` that `Pieces` uses: shapes and sums by number, and its methods."""
+    """Protocol of what `Pieces` uses of `Expressions`: shapes and sums by number, and methods."""
 
     shapes: list[tuple[int, ...]]
     sums: dict[int, dict[int, float]]
@@ -51,8 +51,9 @@ class Cut:
 
 @dataclass
 class Pieces:
-    """The slices of a table's expressions. makers: each expression's op and operands, by number.
-    joined: the split that it concatenates. placed: the slice that it surrounds by zeros."""
+    """The slices of expressions. makers: by number, an expression's op and operands. joined: by
+    number, the split that it concatenates. placed: by number, the slice that it surrounds by
+    zeros."""
 
     table: Table
     makers: dict[int, tuple[AtenOp, tuple[int, ...]]] = field(
@@ -63,7 +64,7 @@ class Pieces:
     _known: dict[tuple[int, Cut, int], int] = field(default_factory=dict[tuple[int, Cut, int], int])
 
     def taken(self, op: AtenOp, operand: int) -> int | None:
-        """Return the expression number of a slice op's result; None if it is no even slice."""
+        """Number the result of a slice op; None unless the slice is one of equal slices."""
         is_part = spec_of(op).view == "part"
         place = _place_of(op, op.operands[0], op.results[0]) if is_part else None
         if place is None:
@@ -72,7 +73,7 @@ class Pieces:
         return self._viewed(op, piece, shape_of(op.results[0]))
 
     def note(self, op: AtenOp, operands: Sequence[int], number: int) -> None:
-        """Record the op that computes expression `number`, and any slices that make it up."""
+        """Record the op that computes expression `number`, and any slices that it concatenates."""
         if number in self.makers or number in operands:
             return  # known, or a cast of what is
         self.makers[number] = op, tuple(operands)

@@ -26,7 +26,7 @@ from shardweave.ir.sharding.rules.base import Dims
 
 
 def united(parts: Sequence[Relation]) -> Coordinates | None:
-    """Merge the sub-batch coordinates of values; None if two differ on an axis."""
+    """Merge the sub-batch coordinates of several values; None if two differ on an axis."""
     sub_batches: dict[str, frozenset[int]] = {}
     for part in parts:
         for axis, coordinates in part.at:
@@ -36,14 +36,15 @@ def united(parts: Sequence[Relation]) -> Coordinates | None:
 
 
 def family_of(held: Held) -> Hashable:
-    """Return a key that is equal for the terms of all sub-batches of one value."""
+    """Return a key that is equal for values that may be terms of one sum over sub-batches."""
     return (held.terms,) if held.terms else (held.number, held.sharding)
 
 
 def added_terms(
     first: Relation, second: Relation, axes: ProofAxes, reduction: str
 ) -> Relation | None:
-    """Reduce two sub-batches' terms of one value, partially if others remain; None if unlike."""
+    """Add the terms of two sets of sub-batches; the sum is partial if other sub-batches remain.
+    None if the terms do not belong together."""
     held, left, right = first.held, dict(first.at), dict(second.at)
     differing = [axis for axis in left if left[axis] != right.get(axis)]
     if first.held != second.held or len(differing) != 1 or held.sharding.reduction != reduction:
@@ -63,7 +64,8 @@ def added_terms(
 def merged_terms(
     parts: Sequence[Relation], axes: ProofAxes, reduction: str
 ) -> tuple[Relation, ...] | None:
-    """Relate a merge op (`merge_attention`). parts: the operands of one term, then the other's.
+    """Relate a merge op (`merge_attention`). parts: the operands of its first term, then of the
+    second.
 
     Returns the merged results, partial or complete; None unless a term's results share their rows.
     """
@@ -100,10 +102,10 @@ def apply_rule(
     hints: tuple[Sharding | None, ...],
     axes: SizedAxes,
 ) -> Applied | Refusal:
-    """Derive the shardings of an op's results from those of its operands, or refuse.
+    """Derive the shardings of an op's results from its operands' shardings, or return a Refusal.
 
-    whole: the global shapes of the results. local: their local shapes; None accepts any.
-    hints: the results' declared shardings, which only choose among correct ones.
+    whole: the global shapes of the results. local: their local shapes; None accepts any. hints: the
+    results' declared shardings, which only choose among correct ones.
     """
     cuts = _cuts(rule, operands)
     if isinstance(cuts, Refusal):
@@ -220,10 +222,8 @@ def _name_lost(
     carried: Sequence[str],
     axes: SizedAxes,
 ) -> None:
-    """Replace, in `cuts`, free placements of reduced factors by the hint's unreduced axes.
-
-    Each rank holds an equal share of the sum, so that any axes of the same sizes are correct.
-    """
+    """Replace, in `cuts`, free placements of reduced factors by the hint's unreduced axes. Each
+    rank holds an equal share of the sum, so that any axes of the same sizes are correct."""
     used = {p.axis for cut in cuts for p in cut} | set(carried)
     named = () if hint is None else hint.unreduced
     left = [(axis, size) for axis, size in axes if axis in named and axis not in used]

@@ -11,7 +11,7 @@ from shardweave.ir.proof.relations.layout import Digits, Layout, cut_at, joined,
 
 
 def cut(held: Held, axes: Sequence[tuple[str, int]], dim: int, block: int) -> Held | None:
-    """Shard a local dim over axes, given with sizes, in blocks of `block`; None if impossible."""
+    """Shard a local dim over axes (name, size), in blocks of `block`; None if impossible."""
     layout = held.digits
     if layout is None or not 0 <= dim < len(layout):
         return None
@@ -72,7 +72,7 @@ def viewed(layout: Layout, shape: Sequence[int]) -> Layout | None:
 
 
 def taken(digits: Digits, size: int, block: int) -> tuple[Digits, Digits, Digits] | None:
-    """Split a local dim's digits in three: above, of size `size`, within blocks of `block`."""
+    """Split a local dim's digits in three: above, of size `size`, and within blocks of `block`."""
     parts = cut_at(digits, block)
     if parts is None:
         return None

@@ -50,7 +50,7 @@ def _lowest(free: Placement) -> int:
 
 
 def stands_for(own: DimSharding, cut: DimSharding) -> bool:
-    """Whether `own` equals `cut` once its free placements are replaced by fitting ones of `cut`."""
+    """Whether `own` equals `cut` if fitting placements of `cut` replace the free ones of `own`."""
     if own == cut:
         return True
     rest = [placement for placement in cut if placement not in own]
@@ -65,8 +65,7 @@ def stands_for(own: DimSharding, cut: DimSharding) -> bool:
 
 @dataclass(frozen=True)
 class Fill:
-    """The known value of padding.
-    Every element with an index past the end of any dim in `dims` has this value."""
+    """The known value of padding: of all elements with an index past the end of a dim in `dims`."""
 
     value: float
     dims: frozenset[int]
@@ -76,11 +75,11 @@ class Fill:
 class Held:
     """A sharded expression, as a rank holds it.
 
-    number: of the expression. shape: its global shape. sharding: over mesh axes and sub-batch axes,
+    number: the expression's. shape: its global shape. sharding: over mesh axes and sub-batch axes,
     with the axes over which it is unreduced. terms: id of the split into terms over sub-batches, or
-    into maxima of shards, so that terms of different splits do not mix; 0 if there is none. layout:
-    the positions of its digits; None for those that the sharding implies. Digits may reach past the
-    end of a dim: the elements there are padding. fill: the known values of this padding.
+    into maxima of shards, so that terms of different splits do not mix; 0 without a split. layout:
+    the digits of each local dim; None if the sharding implies them. Digits may reach past the end
+    of a dim: the elements there are padding. fill: the known values of this padding.
     """
 
     number: int
@@ -100,7 +99,7 @@ class Held:
 
     @property
     def digits(self) -> Layout | None:
-        """The layout: `layout`, or by default the one that the sharding implies."""
+        """The local layout: `layout` if set, else the layout that the sharding implies."""
         return self.layout or standard(self.shape, self.sharding.dims)
 
     @cached_property
@@ -133,13 +132,13 @@ class Held:
         return {dim for dim, stride, size in (*digits, *placed) if stride * size > self.shape[dim]}
 
     def zeros(self) -> Fill | None:
-        """Return `fill` if it is zero, as it then is in sums of such values too; else None."""
+        """Return `fill` if it is zero: sums of such values have zero padding too. Else None."""
         return self.fill if self.fill and self.fill.value == 0 else None
 
 
 @dataclass(frozen=True)
 class Relation:
-    """A local value as a sharded expression of the global program. at: its sub-batches."""
+    """A local value described as a shard of a global expression. at: its sub-batches."""
 
     held: Held
     at: Coordinates = ()
@@ -170,13 +169,13 @@ class RankNumber:
 
 @dataclass(frozen=True)
 class Row:
-    """A concatenation of different values along `dim`. pieces: each with its size along it."""
+    """Different values, concatenated along `dim`. pieces: each value with its size along `dim`."""
 
     dim: int
     pieces: tuple[tuple[Value, int], ...]
 
     def taken(self, op: AtenOp) -> Value | None:
-        """Return the value or values that a slice selects; None if it splits one of them."""
+        """Return the value or values that a slice selects; None if it cuts through a value."""
         if int(op.value("dim")) != self.dim or op.value("step") != 1:
             return None
         start, size = int(op.value("start") or 0), shape_of(op.results[0])[self.dim]
@@ -249,7 +248,7 @@ class ProofAxes:
         return [name for name in names if self.size(name) > 1]
 
     def sub_batch(self, size: int, sharding: Sharding) -> str:
-        """Add an axis of `size` sub-batches, which `sharding` does not use, and return its name."""
+        """Add an axis of `size` sub-batches that `sharding` does not use; return its name."""
         name = f"{SUB_BATCH}{size}"
         while name in sharding.axes:
             name += "_"
@@ -258,7 +257,7 @@ class ProofAxes:
 
 
 def concatenated(held: Held, axes: Sequence[str], dim: int, block: int | None) -> Held | None:
-    """All-gather along a local dim, in blocks of `block` (None: the dim); None if impossible."""
+    """All-gather along a local dim in blocks of `block` (None: all of it); None if impossible."""
     layout = held.digits
     if layout is None or not 0 <= dim < len(layout) or set(axes) & set(held.sharding.unreduced):
         return None
@@ -278,7 +277,7 @@ def concatenated(held: Held, axes: Sequence[str], dim: int, block: int | None) -
 
 def has_terms(sharding: Sharding) -> bool:
     """Whether a value of this sharding needs a split id (`Held.terms`): it is unreduced over
-    sub-batches, or a partial maximum, which other ops may read before it is reduced."""
+    sub-batches, or is a shard's own maximum, which other ops may read before it is reduced."""
     is_maximum = sharding.reduction == "max" and bool(sharding.unreduced)
     return is_maximum or any(axis.startswith(SUB_BATCH) for axis in sharding.unreduced)
 

@@ -22,7 +22,7 @@ Layout = tuple[Digits, ...]
 
 
 def standard(shape: Sequence[int], dims: Sequence[DimSharding]) -> Layout | None:
-    """Return the layout of a plain shard; None if placements do not divide the padded dim.
+    """Return the layout of a contiguous shard; None if placements do not divide the padded dim.
     Each dim has the digits that its placements leave, padding included."""
     layout: list[Digits] = []
     for dim, (size, placements) in enumerate(zip(shape, dims, strict=True)):
@@ -55,7 +55,8 @@ def length(digits: Sequence[Digit]) -> int:
 
 
 def cut_at(digits: Sequence[Digit], block: int) -> tuple[Digits, Digits] | None:
-    """Split digits into those above and those within blocks of `block`; None if impossible."""
+    """Split the digits of an index i into those of i // block and i % block; None if a digit
+    cannot be split there."""
     minor: list[Digit] = []
     major = list(digits)
     if block < 1:

@@ -34,7 +34,7 @@ from shardweave.ir.sharding.rules import Rule
 def rank_position(
     names: Sequence[str], axes: ProofAxes, at: dict[str, frozenset[int]]
 ) -> RankNumber:
-    """A rank's linear index over axes, the first axis major. at: coordinates of sub-batch axes."""
+    """Linear index of a rank on axes, the first axis major. at: coordinates of sub-batch axes."""
     position, weight = RankNumber(()), 1
     for name in reversed(names):
         if name in at:
@@ -47,7 +47,7 @@ def rank_position(
 
 
 def index_of(op: AtenOp, operands: Sequence[Value | None]) -> RankNumber | None:
-    """Return the integer that an op computes from rank numbers; None for other ops."""
+    """Return the integer that an op computes from rank coordinates; None for other ops."""
     if op.name == "aten.full" and shape_of(op.results[0]) == ():
         constant = op.value("fill_value")
         return RankNumber((), constant) if type(constant) is int else None
@@ -113,7 +113,7 @@ def _lowest(dtype: torch.dtype) -> float:
 
 
 def zeros_after(op: AtenOp, rule: Rule, cuts: Cuts, parts: Sequence[Relation]) -> list[Fill]:
-    """Return, for each result of an op, the dims whose padding is 0."""
+    """Return for each result of an op the dims whose padding is 0 after the op."""
     uneven = uneven_factors(rule, cuts)
     zero = {factor for factor in uneven if _is_zero(op, rule, factor, parts, len(uneven))}
     return [
@@ -145,13 +145,13 @@ def _is_zero(
 
 
 def with_fill(old: Fill | None, value: float, dim: int) -> Fill:
-    """Return the known padding after the padding of `dim` is filled with `value`."""
+    """Return the known padding values after the padding of `dim` is overwritten with `value`."""
     dims = old.dims if old is not None and old.value == value else frozenset[int]()
     return Fill(value, dims | {dim})
 
 
 def padded(held: Held, pad: Sequence[int], value: float | None) -> Held | None:
-    """Relate a pad at the end of one unsharded local dim; None for other pads."""
+    """Relate an op that pads the end of one unsharded local dim; None for other pads."""
     layout = held.digits
     *others, before, more = pad
     at = len(layout or ()) - len(pad) // 2
@@ -168,7 +168,7 @@ def padded(held: Held, pad: Sequence[int], value: float | None) -> Held | None:
 
 
 def without_padding(held: Held, at: int, size: int) -> Held | None:
-    """Slice the first `size` of local dim `at`; None unless this removes exactly the padding."""
+    """Keep the first `size` indices of local dim `at`; None unless this removes all its padding."""
     layout = held.digits
     if layout is None or not layout[at]:
         return None

@@ -30,7 +30,8 @@ EACH = ("forward", "backward", "inputs", "weights")
 
 @dataclass
 class RunOrder:
-    """The producer of each value that a stage function reads, and the order of first runs.
+    """Finds the function that produces each value that a stage function reads, and the order of
+    runs.
 
     givers: producers by stage and name. senders, receivers: by source, destination and message.
     """
@@ -53,7 +54,9 @@ class RunOrder:
         order = RunOrder(program, functions_of(program))
         for name, function in order.functions.items():
             if function.direction not in (*ONCE, *EACH):
-                raise ProofError(f"@{name} is none of {', '.join((*ONCE, *EACH))} of a stage.")
+                raise ProofError(
+                    f"stage function @{name} has none of the names {', '.join((*ONCE, *EACH))}."
+                )
             order._read(function)
         return order
 
@@ -63,24 +66,32 @@ class RunOrder:
             if slot.kind in HELD:
                 other = self.givers.setdefault((stage, slot.name), (function, slot))
                 if other[1] is not slot:
-                    raise ProofError(f"@{name} gives '{slot.name}', as @{other[0].name} does.")
+                    raise ProofError(
+                        f"@{name} and @{other[0].name} both return '{slot.name}'; keep one of them."
+                    )
         for op in function.ops:
             if isinstance(op, SendOp):
                 key = stage, op.to, op.message
                 if self.senders.setdefault(key, (function, op))[1] is not op:
-                    raise ProofError(f"@{name} sends '{op.message}' to {op.to} a second time.")
+                    raise ProofError(
+                        f"@{name} sends '{op.message}' to stage {op.to} twice; send it once."
+                    )
             elif isinstance(op, RecvOp):
                 key = op.source, stage, op.message
                 if self.receivers.setdefault(key, (function, op))[1] is not op:
-                    raise ProofError(f"@{name} receives '{op.message}', which is received before.")
+                    raise ProofError(
+                        f"@{name} receives message '{op.message}' a second time; receive it once."
+                    )
 
     def giver(self, function: StageFunction, slot: Slot) -> tuple[StageFunction, SSAValue]:
-        """Return the function that produces an argument, and its value; ProofError if none."""
+        """Return the function that returns an argument's value, and the value; ProofError if
+        none."""
         entry = self.givers.get((function.stage, slot.name))
         if entry is None or entry[1].kind != slot.kind:
             raise ProofError(
-                f"@{function.name} reads {slot.kind} '{slot.name}', which no function of stage "
-                f"{function.stage} gives so."
+                f"stage function @{function.name} reads {slot.kind} '{slot.name}', but no "
+                f"function of stage {function.stage} returns a {slot.kind} of that name; return "
+                "it, or remove the argument."
             )
         return entry[0], entry[1].value
 
@@ -89,20 +100,21 @@ class RunOrder:
         entry = self.senders.get((op.source, function.stage, op.message))
         if entry is None or entry[0].is_once != function.is_once:
             raise ProofError(
-                f"@{function.name} waits for '{op.message}', which stage {op.source} does not send "
-                "so often; add a dist.send of that name."
+                f"stage function @{function.name} receives message '{op.message}', but no "
+                f"function of stage {op.source} sends it once for each receive; add a dist.send "
+                "of that name."
             )
         return entry[0], entry[1].operands[0]
 
     def in_order(self) -> list[StageFunction]:
-        """Return the functions in order of their first run.
-
-        Raises ProofError, naming the run, if a run is repeated or reads a value not yet produced.
-        """
+        """Return the functions in order of their first run. Raises ProofError, naming the run, if a
+        run is repeated or reads a value not yet produced."""
         check = _Check(self)
         for op in self.program.ops:
             if not isinstance(op, RunOp):
-                raise ProofError(f"{op.name} stands in @step, where only a dist.run may.")
+                raise ProofError(
+                    f"@step may hold dist.run ops only, found {op.name}; move it to a stage."
+                )
             check.run(Run.of(op))
         check.ends()
         return [self.functions[name] for name in dict.fromkeys(name for name, _ in check.done)]
@@ -116,7 +128,7 @@ class _Check:
         functions, program = schedule.functions, schedule.program
         for op in program.ops:
             if isinstance(op, RunOp) and op.function not in functions:
-                raise ProofError(f"dist.run: there is no @{op.function}.")
+                raise ProofError(f"dist.run calls @{op.function}, which the program does not have.")
         axis = micro_axis(program)
         self.num_batches = axis.size if axis else 1
         self.num_places = program.needed_mesh().num_stages
@@ -144,11 +156,11 @@ class _Check:
             if not self._is_made(kind, run, function, giver):
                 which = "" if run.micro_batch is None else f" on micro-batch {number}"
                 raise ProofError(
-                    f"@{run.function}{which} reads {kind} '{name}', which no earlier run gives so; "
-                    f"let @{giver.name} run before it."
+                    f"stage function @{run.function}{which} reads {kind} '{name}' before it is "
+                    f"computed; run @{giver.name} earlier."
                 )
         if (run.function, number) in self.done:
-            raise ProofError(f"@{run.function} runs twice on {number}; let it run once.")
+            raise ProofError(f"the step runs @{run.function} twice for {number}; run it once.")
         self.done[run.function, number] = None
         if run.micro_batch is not None:
             self.times[run.function] = self.times.get(run.function, 0) + 1
@@ -161,19 +173,22 @@ class _Check:
             at = {number for other, number in self.done if other == name}
             if at and function.is_once and at != set(self.places.of_stage[function.stage]):
                 places = ", ".join(map(str, self.places.of_stage[function.stage]))
-                raise ProofError(f"@{name} runs once; let it run at all of {places}.")
+                raise ProofError(f"@{name} must run at each coordinate of its stage: {places}.")
 
     def _number(self, run: Run, function: StageFunction) -> int:
         """Return a run's micro-batch, or its coordinate if its function runs once in a step."""
         number = run.micro_batch
         if (number is None) != function.is_once or not 0 <= (number or 0) < self.num_batches:
             raise ProofError(
-                f"dist.run of @{run.function}: micro_batch is {number}, of {self.num_batches}."
+                f"dist.run of @{run.function} has micro_batch={number}; expected an index below "
+                f"{self.num_batches} for a function that runs for each micro-batch, and none for "
+                "a function that runs once."
             )
         at = run.at if number is None else self.places.of_batch[function.stage, number]
         if at != run.at or not 0 <= at < self.num_places:
             raise ProofError(
-                f"dist.run of @{run.function}: at is {run.at}, expected {at} of {self.num_places}."
+                f"dist.run of @{run.function} has at={run.at}, expected at={at}, one of the "
+                f"{self.num_places} coordinates of the stage axis."
             )
         return at if number is None else number
 

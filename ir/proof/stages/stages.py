@@ -70,7 +70,7 @@ class _Stages:
         self.returned: list[tuple[Program, Slot]] = []
 
     def function(self, function: StageFunction) -> None:
-        """Relate the values of one function. The producers of its arguments come before it."""
+        """Relate one stage function's values, after the functions that produce its arguments."""
         for slot in function.arguments:
             self.walk.values[slot.value] = self._argument(function, slot)
         for op in function.ops:
@@ -84,24 +84,27 @@ class _Stages:
                 self.returned.append((function, slot))
             elif slot.kind not in HELD:
                 raise ProofError(
-                    f"@{function.name} returns {slot.kind} '{slot.name}', which only a function "
-                    "that runs once in a step may."
+                    f"stage function @{function.name} runs for each micro-batch, but returns "
+                    f"{slot.kind} '{slot.name}'; only a function that runs once in a step may "
+                    "return it."
                 )
 
     def _check_axes(self, function: StageFunction, op: dist.DistOp) -> None:
         within = [axis.name for axis in self.mesh.space_axes]
         if isinstance(op, RunOp) or not set(op.axes) <= set(within):
             raise ProofError(
-                f"@{function.name}: {describe(op)} is over {', '.join(op.axes)}; only ranks of one "
-                f"stage, on one micro-batch, can do that together, over {', '.join(within)}."
+                f"stage function @{function.name}: {describe(op)} communicates over "
+                f"{', '.join(op.axes)}, but ranks of one stage can communicate over "
+                f"{', '.join(within)} only; remove the other axes."
             )
 
     def _receive(self, function: StageFunction, op: RecvOp) -> None:
         sender, value = self.schedule.sender(function, op)
         if value.type != op.results[0].type:
             raise ProofError(
-                f"@{function.name}: {describe(op)} receives '{op.message}' as "
-                f"{op.results[0].type}, but @{sender.name} sends {value.type}."
+                f"stage function @{function.name}: {describe(op)} receives message "
+                f"'{op.message}' as {op.results[0].type}, but @{sender.name} sends it as "
+                f"{value.type}; give both one type."
             )
         self.walk.links[op.results[0]] = value
 
@@ -139,14 +142,17 @@ class _Stages:
             or dtype_of_value(whole.value) != dtype_of_value(slot.value)
         ):
             raise ProofError(
-                f"@{function.name} takes {slot.kind} '{slot.name}' in other parts than @step does."
+                f"stage function @{function.name} takes {slot.kind} '{slot.name}' in another "
+                "sharding or dtype than @step does; give both the same."
             )
         return argument_of(self.walk.table, function, slot)
 
     def _number(self, function: StageFunction, slot: Slot) -> Value:
         """Relate the argument that holds the index of the micro-batch."""
         if function.is_once or self.micro is None or shape_of(slot.value):
-            raise ProofError(f"@{function.name} runs on no micro-batch, but reads its number.")
+            raise ProofError(
+                f"@{function.name} takes a micro-batch index, but runs once in a step."
+            )
         terms = ((self.micro.name, 1),) if self.micro.size > 1 else ()
         return RankNumber(terms)
 
@@ -206,7 +212,9 @@ class _Stages:
         declared = {(slot.kind, slot.name) for slot in self.program.results}
         for _, slot in self.returned:
             if (slot.kind, slot.name) not in declared:
-                raise ProofError(f"@step does not return {slot.kind} '{slot.name}'; return it.")
+                raise ProofError(
+                    f"@step must return {slot.kind} '{slot.name}', which a stage returns."
+                )
         for slot in self.program.results:
             own = made.get(slot.value)
             if (
@@ -216,7 +224,9 @@ class _Stages:
                 or own[1].value.type != slot.value.type
             ):
                 raise ProofError(
-                    f"@step returns as {slot.kind} '{slot.name}' what no function gives as that."
+                    f"the function @step returns {slot.kind} '{slot.name}', but no stage "
+                    "function returns it with this kind, name, type and sharding; return what a "
+                    "stage function returns."
                 )
 
     def _results(self, op: object) -> Iterator[tuple[object, tuple[StageFunction, Slot]]]:
@@ -224,7 +234,9 @@ class _Stages:
         function = self.schedule.functions[op.function]
         slots = [slot for slot in function.results if slot.kind in RETURNED]
         if op.results and len(op.results) != len(slots):
-            raise ProofError(f"dist.run of @{op.function} has {len(op.results)} results, expected "
-                             f"{len(slots)}.")  # fmt: skip
+            raise ProofError(
+                f"dist.run of @{op.function} has {len(op.results)} results, but the function "
+                f"returns {len(slots)}; give it as many."
+            )  # fmt: skip
         for result, slot in zip(op.results, slots, strict=False):
             yield result, (function, slot)

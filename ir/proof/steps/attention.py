@@ -32,7 +32,7 @@ from shardweave.ir.sharding.rules.attention import POSITIONS
 
 @dataclass(frozen=True)
 class KeyCut:
-    """An attention on one of several blocks of keys. parts: its operands, with all keys."""
+    """An attention on one of several blocks of keys. parts: its operands as if it had all keys."""
 
     form: OpForm
     parts: tuple[Relation, ...]
@@ -112,7 +112,7 @@ def _are_positions(
 def of_part(
     cut: KeyCut, wholes: Sequence[Value], op: AtenOp, terms: int
 ) -> tuple[Value, ...] | None:
-    """Relate the results of an attention on a block of keys. wholes: the relations for all keys;
+    """Relate the results of an attention on one block of keys. wholes: the relations with all keys.
     terms: id of the split into terms, one for each block (`Held.terms`)."""
     related = [whole for whole in wholes if isinstance(whole, Relation)]
     if first_of_attention(op):

@@ -24,10 +24,8 @@ MAX_AXES = 3
 
 
 def candidates(form: OpForm, operands: Sequence[Value]) -> Iterator[tuple[Relation, ...]]:
-    """Yield possible operands of a global op if an op on `operands` is a step of its local form.
-
-    Each is an operand of that step, or a relation that the operand is computed from.
-    """
+    """Yield operands that a global op may have if a local op on `operands` is a step of its local
+    form. Each is an operand of the local op, or a relation that this operand is computed from."""
     options: list[list[Relation]] = []
     for index, number in enumerate(form.operands):
         value = operands[index] if index < len(operands) else None
@@ -38,7 +36,7 @@ def candidates(form: OpForm, operands: Sequence[Value]) -> Iterator[tuple[Relati
 
 
 def plain_cuts(axes: ProofAxes, size: int, part: int) -> Iterator[tuple[DimSharding, Coordinates]]:
-    """Yield all shardings of a dim of `size` into shards of `part`, with sub-batch coordinates."""
+    """Yield all shardings of a dim of `size` into shards of `part`; with sub-batch coordinates."""
     if part == 0 or size == part:
         return
     wide = axes.wide(axes.names)
@@ -58,7 +56,7 @@ def plain_cuts(axes: ProofAxes, size: int, part: int) -> Iterator[tuple[DimShard
 
 
 def other_arguments(op: AtenOp, form: OpForm) -> str:
-    """Describe how an op's arguments differ from those of the global op `form`."""
+    """Describe how an op's arguments differ from the arguments of the global op `form`."""
     own, wanted = dict(arguments_of(op)), dict(form.arguments)
     names = sorted(n for n in {*own, *wanted} if own.get(n) != wanted.get(n))
     pairs = [f"{n} = {own.get(n, 'its default')}, expected {wanted.get(n, 'its default')}"

@@ -47,7 +47,7 @@ class SumInOne:
 
 
 def sum_in_one(op: AtenOp, operands: Sequence[Value]) -> SumInOne | None:
-    """Match `op` as the rescaling of a sum by a shard's own maximum; None for other ops."""
+    """Match an op that rescales a sum of exponentials by a shard's own maximum, else None."""
     if op.name != SCALED or not all(isinstance(value, Local) for value in operands):
         return None
     part, scale = [value for value in operands if isinstance(value, Local)]

@@ -18,7 +18,7 @@ from shardweave.ir.proof.relations.padding import with_fill
 
 
 def masked(op: AtenOp, operands: Sequence[Value], table: Expressions) -> Value | None:
-    """Relate a `masked_fill` of exactly the padding of one dim; None for other fills."""
+    """Relate a `masked_fill` that fills exactly the padding of one dim; None for other fills."""
     part, mask = operands
     column = shape_of(op.operands[1])
     if not isinstance(part, Relation) or part.held.layout is not None or not column:
@@ -52,7 +52,7 @@ def _offset(cut: DimSharding, part: Relation) -> RankNumber:
 
 
 def first_of_range(value: Value, table: Expressions) -> RankNumber | None:
-    """Return the start of an `arange` of step 1, plus added rank numbers; None for others."""
+    """First integer of an `arange` of step 1, plus added rank coordinates; None for others."""
     name, given = "", frozenset[tuple[str, Attribute]]()
     if isinstance(value, Local):
         name, given = value.name, value.arguments

@@ -39,10 +39,8 @@ def attention(op: AtenOp) -> Rule:
 
 @rule
 def attention_backward(op: AtenOp) -> Rule:
-    """grad, q, k, v, out, logsumexp, mask, positions -> gradients of q, k, v; dims as forward.
-
-    The gradients of keys and values are sums over g and q.
-    """
+    """grad, q, k, v, out, logsumexp, mask, positions -> gradients of q, k, v; dims as forward. The
+    gradients of keys and values are sums over g and q."""
     heads = _Heads(op, *op.operands[1:3])
     q, k = heads.query, heads.key
     operands = ", ".join([q, q, k, k, q, heads.row, *heads.more])
@@ -58,7 +56,7 @@ def shares_key_heads(op: AtenOp) -> bool:
 
 
 def queries_rule(op: AtenOp) -> Rule:
-    """The rule of a forward attention whose key heads are repeated for queries (`repeat_heads`)."""
+    """The rule of a forward attention whose key heads are repeated for their queries."""
     heads = _Heads(op, op.operands[0], op.operands[0])
     operands = ", ".join([heads.query, "b . . .", "b . . .", *heads.more])
     return Notation(op, f"{operands} -> {heads.query}, {heads.row}", heads.sizes).rule()

@@ -37,14 +37,14 @@ Dims = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Factor:
-    """One independent index of an op.
+    """One independent index of an op, as i, j and k of a matrix product.
 
-    size: its global extent. reduction: how results that lack the factor combine over its
-    shards ("sum" or "max"); None if such a result cannot be computed on shards. contiguous:
-    whether only plain shards will do, because the op compares indices along the factor.
-    whole: whether the factor cannot be sharded (the three parts of a fused projection, of which
-    a slice picks one); it is named only so that other factors of its dim can be sharded. even:
-    whether its shards must be of equal size, because padding would make the op fail.
+    size: its global size. reduction: how results without the factor combine over its shards ("sum"
+    or "max"); None if such a result cannot be computed on shards. contiguous: whether the factor
+    can only be sharded contiguously, because the op compares indices along it. whole: whether the
+    factor cannot be sharded (the three parts of a fused projection, of which a slice picks one); it
+    has a name only so that other factors of its dim can be sharded. even: whether its shards must
+    be of equal size, because padding would make the op fail.
     """
 
     size: int
@@ -83,16 +83,15 @@ class Rule:
     @cached_property
     def uneven_factors(self) -> frozenset[int]:
         """The factors that can be sharded unevenly: `even` is False, and they lead all their dims.
-
-        A minor factor would need padding in the middle of a dim, which no sharding expresses.
-        """
+        A minor factor would need padding in the middle of a dim, which no sharding expresses."""
         values = (*self.operands, *self.results)
         minor = {factor for dims in values for names in dims for factor in names[1:]}
         even = {index for index, factor in enumerate(self.factors) if factor.even}
         return frozenset(range(len(self.factors))) - minor - even
 
     def seat(self, names: Sequence[int], placement: Placement) -> tuple[int, int] | None:
-        """Find (factor, stride within it) that a placement of a dim of `names` shards, or None."""
+        """Find the (factor, stride within it) that a placement of a dim shards; None if there is
+        none. names: the dim's factors."""
         for factor, size, minor in self._digits(names):
             stride, rest = divmod(placement.stride, minor)
             is_within = (minor * size) % placement.span == 0 or (
@@ -111,7 +110,7 @@ class Rule:
                 yield placement, self.seat(names, placement)
 
     def factors_of(self, dims: Dims, cut: Sequence[DimSharding]) -> list[DimSharding] | None:
-        """Translate placements by dim, `cut`, to placements by factor; None if one has no seat."""
+        """Translate placements of each dim, `cut`, to those of each factor; None if impossible."""
         cuts: list[DimSharding] = [()] * len(self.factors)
         for placement, seat in self.seats(dims, cut):
             if seat is None:
@@ -122,7 +121,7 @@ class Rule:
         return cuts
 
     def dims_of(self, dims: Dims, factors: Sequence[DimSharding]) -> tuple[DimSharding, ...]:
-        """Translate placements by factor, `factors`, to placements by dim for a value of `dims`."""
+        """Translate placements of each factor, `factors`, to placements of each dim in `dims`."""
         return tuple(
             ordered(
                 Placement(p.axis, p.size, p.stride * minor)
@@ -133,13 +132,14 @@ class Rule:
         )
 
     def one_cut(self, factor: int, placement: Placement) -> list[DimSharding]:
-        """Placements by factor: `placement` for `factor`, none for the others."""
+        """Return placements for all factors: `placement` for `factor`, none for the others."""
         return [(placement,) if index == factor else () for index in range(len(self.factors))]
 
     def carry(
         self, source: Dims, goal: Dims, cut: Sequence[DimSharding]
     ) -> tuple[DimSharding, ...] | None:
-        """Translate placements from dims `source` to dims `goal`; None if one has no seat."""
+        """Translate the shardings `cut` of dims `source` to shardings of dims `goal`, which share
+        factors with them; None if a sharding cannot be expressed by factors."""
         factors = self.factors_of(source, cut)
         return None if factors is None else self.dims_of(goal, factors)
 
@@ -161,10 +161,12 @@ class Rule:
         carried: Sequence[str],
         axes: Sequence[str],
     ) -> Sharding | None:
-        """The sharding of result `index`, given placements by factor; None if it has none.
+        """The sharding of result `index`, given the placements of factors; None if it cannot be
+        computed.
 
         The result is unreduced over the axes of sharded factors that it lacks, and over `carried`:
-        axes over which the operands in `linear` are unreduced sums. axes: the mesh's, in order.
+        axes over which the operands in `linear` are unreduced sums. axes: the mesh's axes, in
+        order.
         """
         dims = self.results[index]
         present = {factor for names in dims for factor in names}
@@ -221,7 +223,7 @@ def rule(function: RuleFunction) -> RuleFunction:
 
 
 def replicated_rule(op: AtenOp) -> Rule:
-    """The rule without factors: all operands and results replicated. Correct for every op."""
+    """The rule without factors: operands and results replicated, which is right for every op."""
     operands = tuple(((),) * len(shape_of(v)) for v in op.operands)
     results = tuple(((),) * len(shape_of(v)) for v in op.results)
     return Rule((), operands, results)
@@ -239,7 +241,7 @@ def named_rule(
     linear: Iterable[int] = (),
     localize: Localize | None = None,
 ) -> Rule:
-    """Make a rule from dims of factor names. Keeps the factors' order; drops unused factors."""
+    """Make a rule from the factor names of each dim. Keeps their order; drops unused factors."""
     used = {name for dims in (*operands, *results) for names in dims for name in names}
     kept = {name: factor for name, factor in factors.items() if name in used}
     number = {name: index for index, name in enumerate(kept)}
@@ -255,12 +257,12 @@ def named_rule(
 
 
 class Notation:
-    """Builds a rule from einsum-like text, reading factor sizes off the op's shapes.
+    """Builds a rule from einsum-like text, with factor sizes from the op's shapes.
 
-    `Notation(op, "i k, k j -> i j")`. Operands are the flat operands in order. A dim is a
-    factor's name, `(a b)` for several factors merged major to minor (all but one need their
-    size in `sizes`), or `.` for a dim that must be whole. `...` stands for leading dims that
-    operands and results share; it may appear once per value and always means the same dims.
+    `Notation(op, "i k, k j -> i j")` lists the flat operands in order. A dim is a factor's name,
+    `(a b)` for several factors merged major to minor (all but one need their size in `sizes`), or
+    `.` for a dim that cannot be sharded. `...` stands for leading dims that operands and results
+    share; it may appear once per value and always means the same dims.
     """
 
     def __init__(self, op: AtenOp, text: str, sizes: dict[str, int] | None = None) -> None:
@@ -286,7 +288,8 @@ class Notation:
         contiguous: Sequence[str] = (),
         whole: Sequence[str] = (),
     ) -> Rule:
-        """Build the rule. reductions: by factor, if not a sum; None forbids sharding where lost."""
+        """Build the rule. reductions: by factor, if not a sum; None forbids to shard the factor
+        where a result lacks it."""
         factors = {
             n: Factor(self._sizes[n], (reductions or {}).get(n, "sum"), n in contiguous, n in whole)
             for dims in (*self._operands, *self._results)

@@ -25,7 +25,7 @@ def window(op: AtenOp) -> Rule:
 
 @rule
 def patches(op: AtenOp) -> Rule:
-    """`n ... -> n ...`: only samples can be sharded: patches merge channels and positions."""
+    """`n ... -> n ...`: only samples (n) can be sharded: patches merge channels and positions."""
     ranks = [len(shape_of(value)) for value in (*op.operands, *op.results)]
     is_batch = min(ranks) > 2
     given, made = (("n" if is_batch else ".") + " ." * (rank - 1) for rank in ranks)
@@ -34,7 +34,7 @@ def patches(op: AtenOp) -> Rule:
 
 @rule
 def convolution(op: AtenOp) -> Rule:
-    """`n c ., o c ., o -> n o .`: c reduces unless there is a bias, which each shard would add."""
+    """`n c ., o c ., o -> n o .`: shards of c give partial sums; not with a bias, added by each."""
     inputs, weight, bias, outputs = _convolution_dims(op, op.operands[1])
     has_bias = op.tensor("bias") is not None
     operands = [inputs, weight, bias] if has_bias else [inputs, weight]
@@ -75,14 +75,14 @@ def _grouped(op: AtenOp, operands: list[str], results: list[str], *, is_c_lost: 
 
 @rule
 def grid_sampler(op: AtenOp) -> Rule:
-    """`n c ., n . -> n c .`: samples and channels pass; planes and grid points are whole."""
+    """`n c ., n . -> n c .`: samples and channels can be sharded, planes and grid points cannot."""
     planes, places = _sampled(op)
     return Notation(op, f"{planes}, {places} -> {planes}").rule()
 
 
 @rule
 def grid_sampler_backward(op: AtenOp) -> Rule:
-    """`n c ., n c ., n . -> n c ., n .`: c reduces in the gradient of the grid."""
+    """`n c ., n c ., n . -> n c ., n .`: shards of c give partial sums of the grid's gradient."""
     planes, places = _sampled(op)
     mask = op.value("output_mask")
     both = [planes, places]

@@ -15,14 +15,16 @@ from shardweave.ir.sharding.rules.base import Factor, Localize, Localizer, Names
 def passing(
     shape: Sequence[int], whole: Collection[int] = (), prefix: str = "d"
 ) -> tuple[Names, dict[str, Factor]]:
-    """Make a factor (`d2` for dim 2) for each dim, except dims in `whole` or of size 1."""
+    """Make a factor (`d2` for dim 2) for each dim that is not in `whole` and not of size 1."""
     cut = [d for d, size in enumerate(shape) if size > 1 and d not in whole]
     names: Names = [(f"{prefix}{d}",) if d in cut else () for d in range(len(shape))]
     return names, {f"{prefix}{d}": Factor(shape[d]) for d in cut}
 
 
 def broadcast(shape: Sequence[int], onto: Sequence[int], names: Names) -> Names:
-    """The factor names of an operand of `shape`, broadcast to shape `onto` with factors `names`."""
+    """The factor names of an operand's dims. shape: the operand's; onto: the shape to which it is
+    broadcast; names: the factor of each dim of `onto`. Dims of size 1 that are broadcast have
+    none."""
     offset = len(onto) - len(shape)
     return [names[offset + d] if size == onto[offset + d] else () for d, size in enumerate(shape)]
 
@@ -34,7 +36,8 @@ def dim_of(op: AtenOp, rank: int) -> int:
 
 
 def named_dims(rank: int, dims: int | Iterable[int] | None) -> frozenset[int]:
-    """The dims that a `dim` argument names, as non-negative numbers; None or empty names all."""
+    """The dims that a `dim` argument means, as non-negative numbers; all for None or an empty
+    list."""
     if isinstance(dims, int):
         dims = [dims]
     return frozenset(d % rank for d in dims or range(rank)) if rank else frozenset()

@@ -24,7 +24,7 @@ from shardweave.ir.sharding.rules.dims import broadcast, passing
 
 @rule
 def pointwise(op: AtenOp) -> Rule:
-    """`i j, i j -> i j` for any rank; operands are right-aligned, broadcast dims whole."""
+    """`i j, i j -> i j` for any rank; operands are right-aligned, broadcast dims have no factor."""
     shape = shape_of(op.results[0])
     names, factors = passing(shape)
     operands = [broadcast(shape_of(operand), shape, names) for operand in op.operands]

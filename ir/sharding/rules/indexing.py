@@ -29,7 +29,7 @@ from shardweave.ir.sharding.rules.dims import broadcast, dim_of, passing
 
 @rule
 def embedding(op: AtenOp) -> Rule:
-    """`v h, ... -> ... h`: v reduces, as each row comes from one shard and is 0 from the others."""
+    """`v h, ... -> ... h`: shards of v give partial sums: one has a row, the others add zeros."""
     table, index = (shape_of(v) for v in op.operands)
     names, passed = passing(index)
     factors = {"v": Factor(table[0], contiguous=True), "h": Factor(table[1]), **passed}
@@ -49,7 +49,7 @@ def _localize_embedding(local: Localizer) -> Sequence[SSAValue]:
 
 @rule
 def embedding_dense_backward(op: AtenOp) -> Rule:
-    """`... h, ... -> v h`: `...` reduces, and each shard of the table takes its own rows."""
+    """`... h, ... -> v h`: shards of `...` give partial sums; a shard of v adds its own rows."""
     gradient, index = (shape_of(v) for v in op.operands)
     if op.value("scale_grad_by_freq"):
         # Frequencies count all indices, and those of every row.
@@ -83,9 +83,9 @@ def _localize_embedding_backward(local: Localizer) -> Sequence[SSAValue]:
 
 @rule
 def gather(op: AtenOp) -> Rule:
-    """`b v, b j -> b j` along the dim of v, which reduces.
+    """`b v, b j -> b j` along the dim of v; shards of v give partial sums.
 
-    Other dims are factors only where the index is as long as the table.
+    Other dims can be sharded only if the index is as long there as the table.
     """
     table, index = (shape_of(v) for v in op.operands)
     if not table or not index:
@@ -218,11 +218,9 @@ def _shifted(
 
 
 def _filler(local: Localizer, index: SSAValue, size: int, rows: int) -> SSAValue:
-    """Map each row of the table to some row of the shard, and invalid rows to invalid ones.
-
-    size: rows of the shard. rows: rows of the table. If `size` divides `rows`, an index is divided
-    by the number of shards; else it is reduced by the rows that the shard lacks, to 0 or more.
-    """
+    """Map each row of the table to some row of the shard, and invalid rows to invalid ones. size:
+    rows of the shard. rows: rows of the table. If `size` divides `rows`, an index is divided by the
+    number of shards; else it is reduced by the rows that the shard lacks, to 0 or more."""
     type_ = shape_of(index), dtype_of_value(index)
     if rows % size == 0:
         return local.emit(
@@ -256,7 +254,7 @@ def index_select(op: AtenOp) -> Rule:
 
 @rule
 def index_select_backward(op: AtenOp) -> Rule:
-    """`j h, j -> . h`: j reduces, as selected rows are added to the rows that they came from."""
+    """`j h, j -> . h`: shards of j give partial sums: selected rows are added to their sources."""
     grad, index = (shape_of(v) for v in op.operands)
     if not grad or not index:
         return replicated_rule(op)
@@ -308,9 +306,9 @@ def index(op: AtenOp) -> Rule:
 
 @rule
 def indexed_dim(op: AtenOp) -> Rule:
-    """`. h, ., . h -> . h`: the dim written by index is whole.
+    """`. h, ., . h -> . h`: the dim that is written by index cannot be sharded.
 
-    The other dims pass where index and source are as long as the result.
+    The other dims can if index and source are as long as the result.
     """
     shapes = [shape_of(v) for v in op.operands]
     rank = len(shapes[0])

@@ -46,7 +46,7 @@ def rule_of(op: AtenOp) -> Rule:
 
 
 def rule_function(spec: OpSpec) -> RuleFunction:
-    """The rule function of a record. Raises ValueError for the name of an unknown function."""
+    """The rule function of a record. Raises ValueError if it names an unknown function."""
     if callable(spec.rule):
         return spec.rule
     if not spec.rule:
@@ -66,7 +66,7 @@ def _by_notation(op: AtenOp) -> Rule:
 
 
 def notes_on_rules(ops: Iterable[Operation]) -> list[str]:
-    """Make a note, with the layers, for each name of ops that have operands but no rule."""
+    """Return a note, with the layers, for each kind of op that has operands but no rule."""
     layers: dict[str, dict[str, None]] = {}
     for op in ops:
         if isinstance(op, AtenOp) and op.operands and not spec_of(op).has_rule:

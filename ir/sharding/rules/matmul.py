@@ -114,8 +114,9 @@ def _localize_ragged(local: Localizer) -> Sequence[SSAValue]:
         return local.clone()
     if by_part and math.prod(p.size for p in by_block) < local.sizes[block]:
         raise ValueError(
-            f"parts of rows are spread over '{by_part[0].axis}', but their groups over fewer "
-            f"devices than {local.sizes[block]}; shard the weights of groups over all of them."
+            "a grouped matrix product shards the rows of each group over axis "
+            f"'{by_part[0].axis}', but its {local.sizes[block]} blocks of groups over fewer "
+            f"devices; shard the weights of groups over {local.sizes[block]} devices."
         )
     shards = math.prod(placement.size for placement in (*by_block, *by_part))
     index = local.shard_index((*by_block, *by_part))
@@ -139,7 +140,7 @@ def _localize_grouped(local: Localizer) -> Sequence[SSAValue]:
 
 @rule
 def matrices(op: AtenOp) -> Rule:
-    """`b . ., b . . -> b . .`: each matrix of a batch by itself.
+    """`b . ., b . . -> b . .`: only the batch of matrices can be sharded.
 
     Shards must be even: a matrix of padding may have no factorisation.
     """
@@ -160,7 +161,7 @@ def matrices(op: AtenOp) -> Rule:
 
 @rule
 def distances(op: AtenOp) -> Rule:
-    """`b i ., b j . -> b i j`; its gradient `b i j, b i ., b j ., b i j -> b i .`: j reduces."""
+    """`b i ., b j . -> b i j`; its gradient `b i j, b i ., b j ., b i j -> b i .` sums over j."""
     is_backward = len(op.operands) > 2
     first, second = op.operands[1:3] if is_backward else op.operands
     pairs = shape_of(op.operands[0] if is_backward else op.results[0])

@@ -47,7 +47,7 @@ def along_whole_dims(op: AtenOp) -> Rule:
 
 @rule
 def norms_of_slices(op: AtenOp) -> Rule:
-    """`i . -> i .`: the norm of each slice along i is computed by itself."""
+    """`i . -> i .`: the norm of each slice along i; only i can be sharded."""
     shape = shape_of(op.operands[0])
     names, factors = passing(shape, whole={*range(len(shape))} - {op.value("dim") % len(shape)})
     return named_rule(factors, [names], [names])
@@ -68,7 +68,8 @@ def _after(op: AtenOp, names: Names, dims: Collection[int]) -> Names:
 
 @rule
 def histogram(op: AtenOp) -> Rule:
-    """`i -> .`: i reduces if bins are given; shards must be even, as padding would be counted."""
+    """`i -> .`: shards of i give partial counts, if bins are given; must be even, without
+    padding."""
     if op.value("min") == op.value("max"):
         return replicated_rule(op)  # bins from the least to the largest element
     names, factors = passing(shape_of(op.operands[0]))
@@ -83,7 +84,7 @@ def _normalized_rank(op: AtenOp) -> int:
 
 @rule
 def layer_norm(op: AtenOp) -> Rule:
-    """`... k, k, k -> ... k, ... ., ... .` with k, the normalized dims, whole."""
+    """`... k, k, k -> ... k, ... ., ... .`: k, the normalized dims, cannot be sharded."""
     kept, ones = "..." + " ." * _normalized_rank(op), "." + " ." * (_normalized_rank(op) - 1)
     operands = [kept, *[ones] * (len(op.operands) - 1)]
     return Notation(op, f"{', '.join(operands)} -> {', '.join([kept] * len(op.results))}").rule()
@@ -91,7 +92,7 @@ def layer_norm(op: AtenOp) -> Rule:
 
 @rule
 def layer_norm_backward(op: AtenOp) -> Rule:
-    """`... k, ... k, ... ., ... ., k, k -> ... k, k, k`: leading dims reduce in the last two."""
+    """`... k, ... k, ... ., ... ., k, k -> ... k, k, k`: shards of `...` sum up the last two."""
     kept, ones = "..." + " ." * _normalized_rank(op), "." + " ." * (_normalized_rank(op) - 1)
     taken = [name for name in ("weight", "bias") if op.signature.parameter(name) is not None]
     num_parameters = sum(op.tensor(name) is not None for name in taken)
@@ -103,7 +104,7 @@ def layer_norm_backward(op: AtenOp) -> Rule:
 
 @rule
 def group_norm(op: AtenOp) -> Rule:
-    """`n (g c) ., (g c), (g c) -> n (g c) ., n g, n g` with c, the channels of a group, whole."""
+    """`n (g c) ., (g c), (g c) -> n (g c) ., n g, n g`: c, a group's channels, stays unsharded."""
     value = "n (g c)" + " ." * (len(shape_of(op.operands[0])) - 2)
     operands = [value, *["(g c)"] * (len(op.operands) - 1)]
     return _grouped(op, operands, [value, "n g", "n g"])
@@ -111,7 +112,7 @@ def group_norm(op: AtenOp) -> Rule:
 
 @rule
 def group_norm_backward(op: AtenOp) -> Rule:
-    """`n (g c) ., n (g c) ., n g, n g, (g c) -> n (g c) ., (g c), (g c)`: n reduces."""
+    """`n (g c) ., n (g c) ., n g, n g, (g c) -> n (g c) ., (g c), (g c)`; n is summed over."""
     value = "n (g c)" + " ." * (len(shape_of(op.operands[0])) - 2)
     operands = [value, value, "n g", "n g", *["(g c)"] * (len(op.operands) - 4)]
     results = zip([value, "(g c)", "(g c)"], op.value("output_mask"), strict=True)

@@ -17,7 +17,7 @@ def among_boundaries(op: AtenOp) -> Rule:
 
 @rule
 def searchsorted(op: AtenOp) -> Rule:
-    """`., i -> i`, or by rows `b ., b i -> b i`: each value of operand 1 is searched by itself."""
+    """`., i -> i`, or by rows `b ., b i -> b i`: each value of operand 1 is searched on its own."""
     names, factors = passing(shape_of(op.operands[1]))
     row = [()] if len(shape_of(op.operands[0])) == 1 else [*names[:-1], ()]
     return named_rule(factors, [row, names, *[row] * (len(op.operands) - 2)], [names])
@@ -25,7 +25,7 @@ def searchsorted(op: AtenOp) -> Rule:
 
 @rule
 def segments(op: AtenOp) -> Rule:
-    """`. h, . -> . h`: rows, and the lengths or offsets of segments, are whole."""
+    """`. h, . -> . h`: rows, and lengths or offsets of segments, cannot be sharded."""
     num_whole = len(shape_of(op.operands[-1]))
     names, factors = passing(shape_of(op.operands[0]), whole=range(num_whole))
     is_data = [dtype_of_value(v).is_floating_point for v in op.operands]

@@ -16,9 +16,9 @@ from shardweave.ir.sharding.rules.dims import broadcast, dim_of, dividing, named
 
 @rule
 def view(op: AtenOp) -> Rule:
-    """`(a b) c -> a (b c)`: the factors are the common refinement of both shapes.
+    """`(a b) c -> a (b c)`: the factors are the coarsest sizes that split both shapes.
 
-    Where the sizes do not nest, as in `4 6 -> 6 4`, the dims are whole.
+    Dims whose sizes do not nest, as in `4 6 -> 6 4`, cannot be sharded.
     """
     before, after = shape_of(op.operands[0]), shape_of(op.results[0])
     if 0 in before:
@@ -40,7 +40,7 @@ def view(op: AtenOp) -> Rule:
 
 @rule
 def complex_view(op: AtenOp) -> Rule:
-    """`i . -> i` or `i -> i .`: the dim of real and imaginary parts is whole."""
+    """`i . -> i` or `i -> i .`: the dim of real and imaginary parts cannot be sharded."""
     operand, result = shape_of(op.operands[0]), shape_of(op.results[0])
     names, factors = passing(min(operand, result, key=len))
     dims: list[Names] = [
@@ -110,7 +110,7 @@ def take_slice(op: AtenOp) -> Rule:
 
 @rule
 def slice_backward(op: AtenOp) -> Rule:
-    """`(m i) j -> (n i) j` or `i j -> (i n) j`: the mirror of a slice."""
+    """`(m i) j -> (n i) j` or `i j -> (i n) j`: the rule of a slice, reversed."""
     return _slice(op, op.results[0], op.operands[0])
 
 
@@ -151,7 +151,7 @@ def _blocks(factors: dict[str, Factor], name: str, count: int) -> tuple[str, ...
 
 @rule
 def part_of_whole_dim(op: AtenOp) -> Rule:
-    """`. j -> j`, or the reverse: the smaller values lack the dim that the op works along."""
+    """`. j -> j`, or the reverse: the op removes or adds a dim, which cannot be sharded."""
     values = (*op.operands, *op.results)
     shape = max(map(shape_of, values), key=len)
     dim = dim_of(op, len(shape))
@@ -194,7 +194,7 @@ def constant_pad_nd(op: AtenOp) -> Rule:
 
 @rule
 def move_within_dims(op: AtenOp) -> Rule:
-    """`i . -> i .`: dims along which the op moves elements, or compares indices, are whole."""
+    """`i . -> i .`: dims along which the op moves or compares indices cannot be sharded."""
     shape = shape_of(op.operands[0])
     if op.signature.parameter("dims") is None:  # tril and triu
         dims = named_dims(len(shape), [-2, -1])
@@ -224,7 +224,7 @@ def repeat(op: AtenOp) -> Rule:
 
 @rule
 def diagonal(op: AtenOp) -> Rule:
-    """`i . . -> i .`, or the reverse: the diagonal's two dims are whole; it is the last dim."""
+    """`i . . -> i .`, or the reverse: the diagonal's two dims, and its own, stay unsharded."""
     values = (op.operands[0], op.results[0])
     wide = max(map(shape_of, values), key=len)
     pair = named_dims(len(wide), [int(op.value("dim1")), int(op.value("dim2"))])
@@ -236,7 +236,7 @@ def diagonal(op: AtenOp) -> Rule:
 
 @rule
 def other_dtype(op: AtenOp) -> Rule:
-    """`i j -> i j`; the last dim is whole if the element size changes."""
+    """`i j -> i j`; the last dim cannot be sharded if the element size changes."""
     shape, last = shape_of(op.operands[0]), len(shape_of(op.operands[0])) - 1
     names, factors = passing(shape, whole=[] if shape == shape_of(op.results[0]) else [last])
     return named_rule(factors, [names], [names])
@@ -244,7 +244,7 @@ def other_dtype(op: AtenOp) -> Rule:
 
 @rule
 def windows_of_dim(op: AtenOp) -> Rule:
-    """`i . -> i . .`, or the reverse: the windowed dim, and the elements of a window, are whole."""
+    """`i . -> i . .`, or the reverse: the windowed dim, and a window's, stay unsharded."""
     values = (op.operands[0], op.results[0])
     plain = min(map(shape_of, values), key=len)
     if not plain:

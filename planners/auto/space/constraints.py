@@ -47,13 +47,13 @@ class Constraints:
         fixed: dict[str, str] = {}
         for name, value in _pairs("fix", fix):
             if fixed.setdefault(name, value) != value:
-                raise PlanError(f"fix: {name} is {fixed[name]} and {value}; give one of them.")
+                raise PlanError(f"fix: {name} is both {fixed[name]} and {value}; keep one of them.")
         forbidden: dict[str, set[str]] = {}
         for name, value in _pairs("forbid", forbid):
             forbidden.setdefault(name, set()).add(value)
         for name, value in fixed.items():
             if value in forbidden.get(name, ()):
-                raise PlanError(f"{name}={value} is fixed and forbidden; leave out one of the two.")
+                raise PlanError(f"{name}={value} is both fixed and forbidden; remove one of them.")
         return Constraints(fixed, {name: frozenset(values) for name, values in forbidden.items()})
 
     @property
@@ -106,9 +106,11 @@ def _pairs(option: str, text: str) -> list[tuple[str, str]]:
             )
         words = WORDS.get(name)
         if words is not None and value not in words:
-            raise PlanError(f"{option}: {name} is '{value}'; use one of {', '.join(words)}.")
+            raise PlanError(
+                f"{option}: {name} '{value}' is unknown; use one of {', '.join(words)}."
+            )
         if words is None and not (value.isdigit() and int(value) >= 1):
-            raise PlanError(f"{option}: {name} is '{value}'; use a whole number, 1 or more.")
+            raise PlanError(f"{option}: {name} is '{value}', expected a whole number of 1 or more.")
         pairs.append((name, value if words else str(int(value))))
     return pairs
 
@@ -124,8 +126,9 @@ def with_memory(cluster: Cluster, memory: str) -> Cluster:
     for device in cluster.devices.values():
         if size > device.memory_bytes:
             raise PlanError(
-                f"memory is {memory}, but '{device.name}' of cluster '{cluster.name}' has "
-                f"{gib(device.memory_bytes)} GiB; give less, or leave it out."
+                f"memory is {memory}, more than the {gib(device.memory_bytes)} GiB of device "
+                f"'{device.name}' of cluster '{cluster.name}'; give less, or leave the option "
+                "out."
             )
     devices = {name: replace(d, memory_bytes=int(size)) for name, d in cluster.devices.items()}
     return replace(cluster, devices=devices)

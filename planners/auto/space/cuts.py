@@ -44,8 +44,8 @@ class ReplicaCuts:
     """Ways to shard a replica, except into stages.
 
     devices: number of devices. batch: number of samples. tensor: tensor degrees that shard any
-    parameter. cuts_sequence: those that allow sequence parallelism. contexts: candidate sizes of
-    the context axis; cuts_context: whether a size shards anything (calls the planner).
+    parameter. cuts_sequence: the degrees that allow sequence parallelism. contexts: candidate sizes
+    of the context axis; cuts_context: whether a size shards anything (calls the planner).
     has_context: whether the user fixes that size. experts: sizes of the expert axis.
     """
 
@@ -59,7 +59,7 @@ class ReplicaCuts:
     experts: tuple[int, ...] = ()
 
     def plain(self, tensor: int) -> Iterator[ReplicaCut]:
-        """Yield the cuts with a tensor degree and without a context axis."""
+        """Yield the replica cuts with this tensor degree and without a context axis."""
         yield from self._both(ReplicaCut(tensor))
         rest = self.devices // tensor
         for expert in islice((n for n in self.experts if rest % n == 0), MOST_EXPERTS):
@@ -76,7 +76,7 @@ class ReplicaCuts:
             yield from self._both(ReplicaCut(tensor, context=context))
 
     def partitions(self) -> Iterator[tuple[ReplicaCut, int]]:
-        """Yield all partitions as (cut, number of pieces of the batch)."""
+        """Yield all partitions of the program: (cut, number of pieces of the batch)."""
         for tensor in self.tensor:
             for cut in (*self.plain(tensor), *self.of_sequences(tensor)):
                 for pieces in divisors(self.batch):

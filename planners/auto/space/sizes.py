@@ -18,7 +18,7 @@ pipeline, and doubles the messages."""
 
 
 def chunks_of(reader: CostReader, constraints: Constraints) -> tuple[int, ...]:
-    """Candidate numbers of stages per device, for schedules that leave a choice."""
+    """Candidate numbers of stages per device, for schedules that allow several."""
     asked = constraints.fixed.get("chunks")
     if asked is not None:
         return (int(asked),)

@@ -85,7 +85,7 @@ class JointSpace:
             yield from self._points(cut)
 
     def all_points(self) -> Iterator[JointPoint]:
-        """Yield all points without a context axis, then those with one."""
+        """Yield all points: first those without a context axis, then those with a context axis."""
         yield from self.points()
         for tensor in self.cuts.tensor:
             yield from self.sequence_points(tensor)
@@ -128,7 +128,7 @@ class JointSpace:
 
     def keeping_products(self, point: JointPoint) -> Iterator[JointPoint]:
         """Yield the point with policy `after-products`, if `points` leaves it out. The policy keeps
-        more than others that recompute, and less than no recomputation."""
+        more than other policies that recompute, and less than no recomputation."""
         variant = point.with_value(recompute=PRODUCTS, recompute_layers=0)
         if self.leaves_out(variant) and self.constraints.allows(variant):
             yield variant
@@ -184,8 +184,8 @@ class JointSpace:
                 yield variant
 
     def fewer_layers(self, point: JointPoint) -> list[JointPoint]:
-        """The point with policy `layer` for every smaller number of recomputed layers per stage,
-        the fewest first."""
+        """Yield, for policy `layer`, the point with every smaller number of recomputed layers per
+        stage, the smallest first."""
         most = point.recompute_layers or -(-self.layers // (point.stages * point.stages_each))
         variants = (point.with_value(recompute="layer", recompute_layers=n) for n in range(1, most))
         return [v for v in variants if self.constraints.allows(v) and self.is_possible(v)]
@@ -264,7 +264,7 @@ def joint_space(
     has_list: bool = True,
     runnable: bool = True,
 ) -> JointSpace:
-    """The space of a program on its cluster, or on the devices of `mesh`.
+    """Build the search space of a program on its cluster, or on the devices of `mesh`.
 
     has_list: whether schedules `list` are tried; they need a name of the cluster. runnable: leave
     out micro-batches if the program cannot run them one by one. Raises ClusterError for a mesh with

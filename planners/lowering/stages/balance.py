@@ -29,8 +29,8 @@ def balanced_stages(program: Program, count: int) -> tuple[tuple[str, ...], ...]
         named = [names[0] for names, _ in parts[:4] if names[0]]
         some = f" ({', '.join(named)}{', ..' if len(parts) > 4 else ''})" if named else ""
         raise ValueError(
-            f"{count} stages, but the model has only {len(parts)} layers that can be stages{some}; "
-            "use fewer stages, or write layers as modules of their own."
+            f"{count} stages are more than the {len(parts)} layers of the model that can be "
+            f"stages{some}; use fewer stages, or make each layer a module of its own."
         )
     cuts = _cuts([cost for _, cost in parts], count)
     return tuple(

@@ -33,14 +33,14 @@ def with_pipeline(plan: Plan, program: Program, mesh: Mesh) -> Plan:
     if plan.pipeline is not None and plan.pipeline.shares:
         if plan.pipeline.num_places != ranks:
             raise PlanError(
-                f"the plan's shares are of {plan.pipeline.num_places} coordinates, but the stage "
-                f"axis of the mesh {mesh} has {ranks}; make them the same."
+                f"the plan's 'shares' list {plan.pipeline.num_places} ranks in all, but the "
+                f"stage axis of mesh {mesh} has {ranks}; make the two numbers equal."
             )
         return plan
     if plan.num_stages % ranks:
         raise PlanError(
-            f"the plan has {plan.num_stages} stages, but the mesh {mesh} has devices for {ranks}; "
-            "make the one a multiple of the other."
+            f"the plan has {plan.num_stages} stages, which is not a multiple of the {ranks} "
+            f"ranks of the stage axis of mesh {mesh}; change the number of stages, or the mesh."
         )
     if plan.pipeline is not None and mesh.stage_axis is None:
         _check_on_one_device(plan.pipeline, mesh)
@@ -52,8 +52,8 @@ def _check_on_one_device(pipeline: Pipeline, mesh: Mesh) -> None:
     schedule, count = find_schedule(pipeline.schedule), len(pipeline.stages)
     if count > 1 and schedule.fixed and schedule.chunks != count:
         raise PlanError(
-            f"the plan has {count} stages, but the mesh {mesh} has no axis of stages, and schedule "
-            f"'{schedule.name}' does not run them all on one device; give the mesh such an axis, "
+            f"the plan has {count} stages, but the mesh {mesh} has no stage axis, and schedule "
+            f"'{schedule.name}' cannot run all stages on one device; add the axis to the mesh, "
             f"as pipeline={count}, or leave 'pipeline' out of the plan."
         )
 
@@ -75,15 +75,13 @@ def devices_of_plan(plan: Plan, mesh: Mesh) -> tuple[int, ...]:
         devices.append(by_place[at[axis.name] if axis else 0][inner.rank(at)])
     if len(set(devices)) < len(devices):
         twice = next(device for device in devices if devices.count(device) > 1)
-        raise PlanError(f"the plan's stages use device {twice} twice; give each rank its own.")
+        raise PlanError(f"the plan's 'ranks' list device {twice} twice; list each device once.")
     return tuple(devices)
 
 
 def _devices_of_places(pipeline: Pipeline, mesh: Mesh) -> list[list[int]]:
-    """Return the devices of each coordinate on the stage axis, from the plan's `ranks`.
-
-    Raises PlanError for a wrong number of devices, or if stages of one coordinate disagree.
-    """
+    """Return the devices of each coordinate on the stage axis, from the plan's `ranks`. Raises
+    PlanError for a wrong number of devices, or if stages of one coordinate disagree."""
     each = mesh.num_devices // mesh.num_stages
     at_place: dict[int, list[int]] = {}
     for stage, own in enumerate(pipeline.ranks):
@@ -98,8 +96,9 @@ def _devices_of_places(pipeline: Pipeline, mesh: Mesh) -> list[list[int]]:
             devices = list(own[index * each : (index + 1) * each])
             if at_place.setdefault(place, devices) != devices:
                 raise PlanError(
-                    f"stage {stage} is on devices {devices}, but at its coordinate {place} of the "
-                    f"stage axis the plan has {at_place[place]} already; give the same."
+                    f"the plan's 'ranks' put stage {stage} on devices {devices}, but another "
+                    f"stage with the same coordinate {place} of the stage axis is on "
+                    f"{at_place[place]}; list the same devices for both."
                 )
     return [at_place[place] for place in sorted(at_place)]
 
@@ -122,9 +121,10 @@ def micro_batches_for(plan: Plan, program: Program, mesh: Mesh, most: int) -> in
 
 
 def fewer_micro_batches(pipeline: Pipeline, most: int, rows: int, ranks: int) -> Pipeline:
-    """Reduce micro-batches to at most `most`, to a number that divides `rows` and has an order.
+    """Reduce a pipeline's micro-batches to at most `most`, a number that divides `rows` and that
+    its schedule can order.
 
-    If the schedule has none, one that places stages alike replaces it. Raises PlanError.
+    If the schedule can order none, one that places stages alike replaces it. Raises PlanError.
     """
     for name in (pipeline.schedule, _INSTEAD.get(pipeline.schedule, pipeline.schedule)):
         for count in (n for n in range(most, 0, -1) if rows % n == 0):
@@ -133,8 +133,8 @@ def fewer_micro_batches(pipeline: Pipeline, most: int, rows: int, ranks: int) ->
             if _has_order(fewer, ranks):
                 return fewer
     raise PlanError(
-        f"schedule '{pipeline.schedule}' has no order of {most} micro-batches or fewer on {ranks} "
-        "stages; give a larger batch, or another schedule."
+        f"schedule '{pipeline.schedule}' cannot order {most} or fewer micro-batches on {ranks} "
+        "ranks of the stage axis; give a larger batch, or another schedule."
     )
 
 
@@ -168,6 +168,6 @@ def rows_of(plan: Plan, program: Program, mesh: Mesh) -> int:
     if rows:
         return rows
     raise PlanError(
-        "no input has rows to split into micro-batches; leave 'pipeline' out of the plan, or "
-        "give the model its batch as an input."
+        "no input has a batch dim to split into micro-batches; leave 'pipeline' out of the plan, "
+        "or give the model its batch as an input."
     )

@@ -128,12 +128,14 @@ def _uneven_table(
 ) -> Table:
     """Order of stages at several coordinates. Raises ValueError for shares that do not fit."""
     if not stages:
-        raise ValueError(f"shares need the layers of the stages; give the plan's, as {STAGES}.")
+        raise ValueError(
+            f"cut-stages with shares needs the layers of each stage; set {STAGES}, as a plan does."
+        )
     check_shares(shares, len(stages), micro_batches)
     if sum(map(len, shares)) != ranks:
         raise ValueError(
-            f"shares {shares_text(shares)} are of {sum(map(len, shares))} ranks, but the stage "
-            f"axis has {ranks}; make them the same."
+            f"shares {shares_text(shares)} list {sum(map(len, shares))} ranks, but the stage "
+            f"axis has {ranks}; make the two numbers equal."
         )
     return uneven_table(schedule, shares, len(stages) // len(shares))
 
@@ -150,10 +152,8 @@ def _cut(program: Program, stages: Sequence[Sequence[str]], table: Table, zero: 
 
 
 def stages_of_layers(program: Program, stages: Sequence[Sequence[str]]) -> dict[str, int]:
-    """Map each layer to the stage that names it or a module around it; exact names win.
-
-    A module's name is ignored if another name in the stages lies inside that module.
-    """
+    """Map each layer to the stage that names it or a module around it; exact names win. A module's
+    name is ignored if another name in the stages lies inside that module."""
     outer = {name.rpartition(".")[0] for names in stages for name in names}
     around = {path for name in outer for path in _paths(name)}
     kept = [[name for name in names if name not in around] for names in stages]

@@ -48,7 +48,7 @@ KINDS: Mapping[Direction, Kind] = {direction: kind for kind, direction in DIRECT
 
 
 def tasks_of(table: Table, num_stages: int) -> list[ScheduledRun]:
-    """Convert a table to runs, in an order that all ranks together can follow."""
+    """Convert a table to a list of runs, in an order that all ranks together can execute."""
     is_split = any(action.kind in "IW" for actions in table for action in actions)
     tasks: list[ScheduledRun] = []
     for rank, action in actions_in_order(table, num_stages):
@@ -61,7 +61,7 @@ def tasks_of(table: Table, num_stages: int) -> list[ScheduledRun]:
 def reorder_runs(program: Program, tasks: Sequence[ScheduledRun]) -> None:
     """Change, in place, the order in which a staged program runs its micro-batches.
 
-    tasks: the new runs, in an order that all ranks together can follow, with each stage at as many
+    tasks: the new runs, in an order that all ranks together can execute, with each stage at as many
     coordinates as before; runs without a function are left out. Takes time linear in the runs.
     """
     stages = {name: f.stage for name, f in functions_of(program).items()}

@@ -41,7 +41,7 @@ def moments_of(table: Table, num_stages: int) -> list[list[str]]:
                 _add(row, actions.pop(0), stage, done, num_stages)
                 moved = True
         if not moved:
-            raise ValueError("the schedule does not end: its ranks wait for each other.")
+            raise ValueError("the schedule deadlocks: its ranks wait for each other.")
     length = max(map(len, rows))
     return [row + ["."] * (length - len(row)) for row in rows]
 

@@ -37,9 +37,9 @@ KINDS = 3
 
 @dataclass(frozen=True)
 class Deeper:
-    """Extrapolation from a staged program with few blocks (few) to a deeper step.
+    """Extrapolates the numbers of a staged program with few blocks (`few`) to a deeper step.
 
-    program: the same step with more blocks (more). times: by stage, the factor t in the
+    program: the same step with more blocks (`more`). times: by stage, the factor t in the
     extrapolation few + t * (more - few).
     """
 
@@ -47,7 +47,8 @@ class Deeper:
     times: Sequence[float]
 
     def beyond(self, stages: Sequence[int], few: float, more: float) -> float:
-        """Extrapolate a number of some stages from its values in the two programs; at least 0."""
+        """Extrapolate a number that belongs to `stages`, such as bytes or seconds, from its values
+        in the programs with few and with more blocks; at least 0."""
         times = sum(self.times[stage] for stage in stages) / len(stages)
         return max(0.0, few + times * (more - few))
 
@@ -55,7 +56,7 @@ class Deeper:
 def deepened_stages(
     plan: Plan, names: Sequence[str], few: Sequence[int], more: Sequence[int]
 ) -> list[float]:
-    """Compute `Deeper.times`. few, more: numbers of blocks by kind of stage in both programs."""
+    """Compute `Deeper.times`. few, more: number of blocks by kind of stage, in both programs."""
     assert plan.pipeline is not None
     blocks = {*names}
     counts = [sum(name in blocks for name in stage) for stage in plan.pipeline.stages]
@@ -70,17 +71,16 @@ def deepened_stages(
 def with_few_blocks(
     plan: Plan, names: Sequence[str], kept: Sequence[str]
 ) -> tuple[Plan, list[int]]:
-    """Adapt a plan with stages to a program with few blocks; also returns each stage's blocks.
+    """Adapt a staged plan to a program with few blocks; also return each stage's number of blocks.
 
-    The new plan has one stage of each kind, with functions like the plan's. names: of all equal
-    blocks; kept: of those in the program. Raises PlanError for a plan with other layers in an inner
-    stage.
+    The new plan has one stage of each kind, with functions like the plan's. names: all equal
+    blocks; kept: those in the program. Raises PlanError if an inner stage has other layers.
     """
     assert plan.pipeline is not None
     pipeline, blocks = plan.pipeline, {*names}
     others = [[name for name in stage if name not in blocks] for stage in pipeline.stages]
     if any(others[1:-1]):
-        raise PlanError("a stage between the first and the last has layers outside equal blocks.")
+        raise PlanError("an inner stage has layers outside the equal blocks of the model.")
     kinds = min(KINDS, len(pipeline.stages))
     sizes = [len(kept) // kinds] * (kinds - 1)
     sizes.append(len(kept) - sum(sizes))
@@ -109,8 +109,9 @@ def _table(plan: Plan) -> Table:
 
 
 def with_all_stages(program: Program, plan: Plan) -> Program:
-    """Build a plan's staged program for simulation from that of `with_few_blocks`: copies of its
-    functions for each stage, in the order of the plan's schedule. Runs pass no typed values."""
+    """Build a plan's staged program, for simulation, from the program of `with_few_blocks`: copies
+    of its functions for each stage, in the order of the plan's schedule. Runs pass no typed
+    values."""
     count = plan.num_stages
     if count < KINDS:
         return program
@@ -169,7 +170,7 @@ class _Messages:
 
     @staticmethod
     def of(functions: Collection[StageFunction], count: int) -> _Messages:
-        """Collect the messages. Raises PlanError if inner stages would not all send alike."""
+        """Collect the messages of stages. PlanError if inner stages do not all send alike."""
         goals: defaultdict[tuple[int, str], set[int]] = defaultdict(set)
         sends = [
             (function.stage, op.to, op.message)
@@ -187,7 +188,7 @@ class _Messages:
                 sent[stage, to] += 1
         spreads = any(stage == 1 and len(to) > 1 for (stage, _), to in goals.items())
         if spreads or sent[0, 1] != sent[1, 2] or sent[1, 0] != sent[2, 1]:
-            raise PlanError("stages between the first and the last hand on other values.")
+            raise PlanError("stages between the first and the last send different messages.")
         return _Messages(count, goals, order)
 
     def kind(self, stage: int) -> int:
@@ -216,11 +217,8 @@ class _Messages:
         self, sender: int, kind: int, other: int, name: str, stage: int
     ) -> tuple[list[int], str]:
         """Return the stages at the other end of a message of `stage`, and its name among all
-        stages.
-
-        sender, kind, other: stages of the small program: the sender, the representative of `stage`,
-        and the other end.
-        """
+        stages. sender, kind, other: stages of the small program: the sender, the representative of
+        `stage`, and the other end."""
         goals = self.goals[sender, name]
         if len(goals) > 1:
             is_all = other == KINDS - 2 and other != sender

@@ -294,7 +294,7 @@ class _Played:
         self.events: list[Event] = []
 
     def join(self, run: Run, seconds: float) -> None:
-        """Synchronize the coordinates of a run's stage for an all-reduce of `seconds`, if not 0."""
+        """Let all coordinates of a run's stage wait for each other, then for `seconds`."""
         if not seconds:
             return
         stage = self.functions[run.function, run.at].function.stage

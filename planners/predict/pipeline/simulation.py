@@ -16,7 +16,7 @@ class StageResult:
 
     The step takes compute_s + slowdown_s + exposed_communication_s + bubble_s. slowdown_s: slowdown
     of compute by concurrent communication. bubble_s: waiting for other stages. communication_s,
-    exposed_s: by axes; `stage` holds the messages that it receives. memory_bytes: capacity of its
+    exposed_s: by axes; `stage` is for the messages that it receives. memory_bytes: capacity of its
     smallest device. in_flight: most micro-batches whose activations it holds at once.
     """
 

@@ -124,8 +124,8 @@ def test_weights_stored_in_shards_are_scattered_for_each_micro_batch() -> None:
             {"accumulate": 3},
             r"accumulate=3 does not divide the 8 rows of the batch; use one of \[1, 2, 4, 8\]",
         ),
-        ({"accumulate": 0}, "accumulate=0; give a number of micro-batches"),
-        ({"accumulate": 2, "y": torch.ones(6, 4, dtype=F64)}, "differ in their rows"),
+        ({"accumulate": 0}, "accumulate=0; give the number of micro-batches"),
+        ({"accumulate": 2, "y": torch.ones(6, 4, dtype=F64)}, "differ in their number of rows"),
         (
             {"accumulate": 2, "x": torch.ones(8, 4, dtype=F64, requires_grad=True)},
             "an input requires a gradient",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -169,12 +170,14 @@ def test_hook_that_changes_a_parameter_too_early_is_refused() -> None:
         step(batch(8)).backward()
 
 
-def test_step_says_where_hooks_run_after_the_whole_backward_pass() -> None:
+@pytest.mark.parametrize("mesh", ["stage=2", "data=2"])
+def test_step_says_where_hooks_run_after_the_whole_backward_pass(mesh: str) -> None:
     step = compile_copy(
-        Deep(4, 8), (batch(8),), mesh="stage=2", backend="reference", backward="autograd"
+        Deep(4, 8), (batch(8),), mesh=mesh, backend="reference", backward="autograd"
     )
     hook_all(step)
-    step(batch(8)).backward()
+    with nullcontext() if mesh == "stage=2" else step.no_sync():
+        step(batch(8)).backward()
     assert any("run after the whole backward pass" in note for note in Step.of(step).notes)
 
 

@@ -141,7 +141,7 @@ def test_layers_that_need_the_whole_batch_run_in_stages_as_one_micro_batch() -> 
     torch.manual_seed(0)
     eager, x = NormedOverBatch(), torch.randn(8, 4, dtype=F64)
     said = (
-        "run as one micro-batch: .* depends on param 'first.*', .* as batch norm does in training$"
+        "run as one micro-batch: .* as in batch norm in training; but .* depends on param 'first.*'"
     )
     with pytest.warns(sw.PlanNote, match=said):
         step = compile_copy(copy.deepcopy(eager), (x,), mesh="stage=2", backend="reference")

@@ -77,5 +77,5 @@ def step_with_old_optimizer() -> None:
     sw.compile(model, (x,), mesh="tensor=2")
     assert isinstance(model.weight, DTensor)
     model(x).sum().backward()
-    with pytest.raises(ValueError, match=r"'weight' of before sw.compile.*optimizers=optimizer"):
+    with pytest.raises(ValueError, match=r"before sw.compile.* 'weight'.*optimizers=optimizer"):
         optimizer.step()

@@ -117,9 +117,9 @@ class Unfilled(nn.Module):
 def test_tensors_that_nothing_fills_are_named(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"'scale' is on the meta device.*reset_parameters\(\)"):
         sw.compile(on_meta(Unfilled), (torch.ones(2, 4),))
-    with pytest.raises(ValueError, match=r"has no 'scale'; it has \d+ tensors"):
+    with pytest.raises(ValueError, match=r"has no tensor 'scale'; it has \d+ tensors"):
         sw.compile(on_meta(Unfilled), (torch.ones(2, 4),), weights=folder / "model.safetensors")
-    with pytest.raises(ValueError, match="is no safetensors file"):
+    with pytest.raises(ValueError, match="must be a safetensors file"):
         sw.compile(on_meta(Unfilled), (torch.ones(2, 4),), weights=folder / "nothing")
 
 

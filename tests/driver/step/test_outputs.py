@@ -128,7 +128,8 @@ def test_hugging_face_output_has_loss_and_logits_and_no_cache() -> None:
     only_ids = {name: tensor for name, tensor in inputs.items() if name != "labels"}
     assert set(step(**only_ids)) == {"logits"}
     with pytest.raises(
-        TypeError, match=r"no parameter 'label' of its own; did you mean 'labels'\?"
+        TypeError,
+        match=r"no parameter 'label', and would take and ignore it .*; did you mean 'labels'\?",
     ):
         step(**only_ids, label=inputs["labels"])
 
@@ -180,7 +181,7 @@ def test_loss_may_be_chosen_by_index() -> None:
     [
         (_two, "returns several scalars and no 'loss' among them; say which it is: loss="),
         (lambda y: y, "the model's output has no scalar loss"),
-        (lambda y: {"loss": y}, r"the loss is of shape \(4, 4\); make it a scalar"),
+        (lambda y: {"loss": y}, r"the loss has shape \(4, 4\); reduce it to a scalar"),
         (lambda y: {"loss": y.sum(), "what": object()}, "object"),
     ],
     ids=["several", "none", "no scalar", "object"],
@@ -289,7 +290,7 @@ def test_arguments_are_those_of_forward() -> None:
         ),
         (
             {"x": inputs["x"]},
-            "takes what the model's forward takes, x, y: missing a required argument: 'y'",
+            "takes the arguments of the model's forward, x, y: missing a required argument: 'y'",
         ),
         ({**inputs, "z": inputs["x"]}, "no parameter 'z'"),
     ):

@@ -181,5 +181,5 @@ def same_rows() -> str:
 
 def test_rows_that_all_ranks_give_alike_are_the_global_batch_and_a_line_says_so() -> None:
     first, second = run_ranks(same_rows, 2)
-    assert first.count('taken for the global batch (batch="global")') == 1
+    assert first.count("takes as the global batch") == 1
     assert not second

@@ -81,7 +81,7 @@ def test_rows_that_a_mask_names_are_written_as_in_eager(name: str) -> None:
         (lambda self, x: self.linear(x)[x > 0].sum(), "shape of this result depends on the data"),
         (
             lambda self, x: (y := self.linear(x), _set(y, x[:, 0] > 0, y[:2]))[0].sum(),
-            "as many rows as the mask has ones",
+            "one row for each True in a mask",
         ),
     ],
     ids=["filter", "rows-in-turn"],

@@ -82,7 +82,10 @@ def test_number_of_a_constant_of_the_module_is_a_setting() -> None:
     ("function", "expected"),
     [
         (lambda self, x: self.linear(x).sum() * self.ema[0].item(), "but no buffer"),
-        (lambda self, x: self.linear(x).sum() * self.number.item() * self.number, "of its own"),
+        (
+            lambda self, x: self.linear(x).sum() * self.number.item() * self.number,
+            "as a separate attribute",
+        ),
     ],
     ids=["buffer", "tensor-too"],
 )

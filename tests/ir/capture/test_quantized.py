@@ -62,5 +62,5 @@ def test_quantization_is_that_of_eager_in_training_and_when_its_observers_rest(k
 
 
 def test_sizes_that_the_first_call_gives_are_asked_for() -> None:
-    with pytest.raises(CaptureError, match="run the model once before it is compiled"):
+    with pytest.raises(CaptureError, match="run the model once, and compile it then"):
         capture(Quantized("channels"), (torch.randn(4, 4),))

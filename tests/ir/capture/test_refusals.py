@@ -36,8 +36,8 @@ def _raise(message: str, *more: object) -> bool:
             lambda self, a: (
                 self.linear(a).sum() + torch.tensor([float(i) for i in range(99)]).sum()
             ),
-            r"^the model \(test_\w+\.py:\d+: `.*`\): the code writes out a constant tensor of 99 "
-            r"values; register it as a buffer",
+            r"^the model \(test_\w+\.py:\d+: `.*`\): forward holds a constant tensor of 99 "
+            r"different values, too many to write into the program; register it as a buffer",
         ),
         (
             lambda self, a: self.linear(a).sum() if a.sum() > 0 else self.linear(a).mean(),
@@ -112,7 +112,7 @@ def _raise(message: str, *more: object) -> bool:
         ),
         (
             lambda self, a: self.linear(a).sum().maximum(torch.full((), -1e300)),
-            r"^the model \(test_\w+\.py:\d+: .*-1e\+300 is beyond torch\.float32.*dtype=x\.dtype",
+            r"^the model \(test_\w+\.py:\d+: .*the constant -1e\+300 does not fit in torch\.float32.*dtype=x\.dtype",
         ),
         (
             lambda self, a: self.linear(a)[torch.nonzero(a[:, 0])[:, 0]].sum(),
@@ -120,7 +120,7 @@ def _raise(message: str, *more: object) -> bool:
         ),
         (
             lambda self, a: (self.linear(a) + torch.empty_like(a)).sum(),
-            r"aten\.empty_like\S* makes a tensor without values.*use zeros in the model\.$",
+            r"aten\.empty_like\S* makes an uninitialized tensor.*use torch\.zeros in the model\.$",
         ),
     ],
 )

@@ -348,7 +348,7 @@ def _assigning(new: Callable[[Any, Tensor], Any]) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        (_shared(), "assigns buffer 'ema', which is also 'sub.twin'.*in place"),
+        (_shared(), "to buffer 'ema', which is also registered as 'sub.twin'.*in place"),
         (_assigning(lambda self, y: None), "removes buffer 'ema'; register it in __init__"),
         (_assigning(lambda self, y: y.mean(0)), r"assigns a buffer that depends .*detach\(\)"),
         (

@@ -223,7 +223,7 @@ def test_ctc_loss_of_targets_in_one_row_that_the_data_divides_is_refused() -> No
             return loss(self.scores(x).log_softmax(-1), y, frames, lengths)
 
     batch = (torch.randn(STEPS, SAMPLES, 4), torch.ones(8, dtype=torch.int64), torch.full((4,), 2))
-    with pytest.raises(sw.CaptureError, match="pad the targets to a tensor of N x S"):
+    with pytest.raises(sw.CaptureError, match="pad targets to a tensor of N x S"):
         compile_copy(Joined(), batch, mesh="data=2", backend="reference")
 
 

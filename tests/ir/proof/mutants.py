@@ -239,7 +239,7 @@ def names_of(op: Operation, part: Program) -> set[Name]:
     if isinstance(op, dist.RunOp):
         return {(f"@{op.function}",)}
     if isinstance(op, dist.SendOp) and isinstance(part, StageFunction):
-        waited = (f"waits for '{op.message}'", f"which stage {part.stage} ")
+        waited = (f"receives message '{op.message}'", f"function of stage {part.stage} ")
         return {waited, (f"'{op.message}'", *within)}
     if isinstance(op, dist.RecvOp):
         return {(f"'{op.message}'", *within)}

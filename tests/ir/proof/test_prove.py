@@ -186,7 +186,7 @@ def test_two_local_programs_are_compared_op_by_op() -> None:
 
 def test_value_in_flight_and_one_not_yet_made_are_refused() -> None:
     started = LOCAL.replace("dist.all_reduce(", "dist.start_all_reduce(")
-    assert "while it is in flight" in refusal(started)
+    assert "before its collective has ended" in refusal(started)
 
 
 CASES = [
@@ -296,7 +296,7 @@ def test_program_of_stages_is_proved(pipelines: list[Case]) -> None:
     for case in pipelines:
         proof = prove(case.local, against=case.program)
         assert any("micro" in text for _, text in proof.relations(case.local))
-        with pytest.raises(ProofError, match="give the global program as the one to compare with"):
+        with pytest.raises(ProofError, match="give the global program as `against`"):
             prove(case.local, against=case.local)
 
 
