@@ -6,7 +6,7 @@ predicts beside the simulations of `simulate --plan`, of `report` and of the ste
 is verified. `search` is what a point's step was while `auto` searched, by a few blocks of a deep
 model. With `--explained` it plans models on clusters with `auto` instead, and holds the order of
 the plans that `--explain` lists, and what it says choices are worth, to simulations of their whole
-programs. OUT holds both.
+programs. OUT holds both, and a run goes on behind the rows that it finds there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import combinations, product
@@ -205,9 +205,20 @@ def _of_hand(rng: random.Random, spec: str, place: str) -> Row:
     return Row(spec, place, f"by hand: {point}", numbers_of(program, plan, cluster))
 
 
-def rows_of(count: int, seed: int) -> Iterator[Row]:
-    """Rows of `count` problems, each drawn by its own number."""
-    for number in range(count):
+def rows_in(path: Path) -> list[Row]:
+    """The rows of the first problems, which a run has written before."""
+    return [
+        Row(
+            row["model"], row["cluster"], row["plan"],
+            {name: Numbers(**numbers) for name, numbers in row["numbers"].items()},
+        )
+        for row in json.loads(path.read_text()).get("rows", [])
+    ]  # fmt: skip
+
+
+def rows_of(numbers: Iterable[int], seed: int) -> Iterator[Row]:
+    """Rows of problems, each drawn by its own number."""
+    for number in numbers:
         rng = random.Random(f"{seed} {number}")
         row = None
         while row is None:
@@ -320,8 +331,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if options.explained:
         return explain_all(count, partial(write, "explained"))
-    rows: list[Row] = []
-    for row in rows_of(count, options.seed):
+    rows = rows_in(options.json) if options.json and options.json.exists() else []
+    for row in rows_of(range(len(rows), count), options.seed):
         rows.append(row)
         words = f"{row.apart:.3%}, while searching {row.search_apart:.3%}"
         print(f"{row.model} on {row.cluster}: {row.plan}: {words}", file=sys.stderr)

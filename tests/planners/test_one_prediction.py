@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,7 @@ from shardweave.planners.predict.predict import predict_plan
 from shardweave.tests.planners.small_clusters import with_dtype
 from shardweave.tests.zoo import assert_equals_eager, captured
 
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = "gpt:layers=2,hidden=32,heads=4,vocab=32,seq=8,batch=8"
 DEEP = "gpt:layers=9,hidden=64,heads=4,vocab=64,seq=128,batch=8"
 ONE = Pipeline((("*",),), 2)
@@ -69,6 +72,14 @@ def test_commands_say_the_same_of_a_plan(name: str) -> None:
     first, *others = numbers_of(program, plan, find_cluster("testbed:nodes=4")).values()
     assert first.time_s > 0
     assert max(first.apart(other) for other in others) < WITHIN
+
+
+def test_recorded_problems_agree_and_none_of_their_pairs_is_misplaced() -> None:
+    record = json.loads((ROOT / "benchmarks/results/one_prediction.json").read_text())
+    assert max(row["apart"] for row in record["rows"]) < WITHIN
+    for row in record["explained"]:
+        whole_s = {name: whole for name, (_, whole) in row["times_s"].items()}
+        assert all(whole_s[first] < whole_s[second] for first, second in row["pairs"]), row
 
 
 @cache
