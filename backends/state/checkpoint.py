@@ -15,6 +15,7 @@ from itertools import pairwise, product
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
@@ -26,6 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
+from shardweave.backends.optimizers.exchange import layout_of
 from shardweave.ir.torch_private import StridedShard, local_part
 
 _T = TypeVar("_T")
@@ -97,35 +99,20 @@ class _Boxes:
 def _attach(tensor: DTensor) -> None:
     # DTensor forwards these calls to a local tensor that has these attributes.
     local: Any = local_part(tensor)
-    coordinates = tensor.device_mesh.get_coordinate()
-    assert coordinates is not None
-    boxes = _Boxes(
-        local.detach(),
-        tensor.shape,
-        tuple(_runs(tensor, dim, coordinates) for dim in range(tensor.ndim)),
-    )
+    index = layout_of(tensor).shards[dist.get_rank()]
+    boxes = _Boxes(local.detach(), tensor.shape, tuple(map(_runs, index)))
     local.__create_write_items__ = boxes.write_items
     local.__create_chunk_list__ = boxes.chunks
     local.__get_tensor_shard__ = boxes.shard
 
 
-def _runs(tensor: DTensor, dim: int, coordinates: Sequence[int]) -> tuple[_Run, ...]:
-    """Return the runs of indices along `dim` that this rank holds; plain shards may be uneven."""
-    held = torch.arange(tensor.shape[dim])
-    for mesh_dim, placement in enumerate(tensor.placements):
-        if getattr(placement, "dim", None) == dim:
-            rounds = int(getattr(placement, "split_factor", 1))
-            size = tensor.device_mesh.size(mesh_dim)
-            if rounds == 1:
-                part = -(-len(held) // size)
-                held = held[part * coordinates[mesh_dim] :][:part]
-            else:
-                held = held.reshape(rounds, size, -1)[:, coordinates[mesh_dim]].reshape(-1)
-    if not len(held):
-        return ()
-    breaks = ((held[1:] - held[:-1]) != 1).nonzero().flatten() + 1
-    bounds = [0, *breaks.tolist(), len(held)]
-    return tuple(_Run(int(held[start]), start, stop - start) for start, stop in pairwise(bounds))
+def _runs(held: Sequence[int]) -> tuple[_Run, ...]:
+    """Return the runs of consecutive numbers among the indices of a dim that this rank holds."""
+    breaks = [
+        at for at, (before, after) in enumerate(pairwise(held), start=1) if after != before + 1
+    ]
+    bounds = pairwise([0, *breaks, len(held)])
+    return tuple(_Run(held[start], start, stop - start) for start, stop in bounds if stop > start)
 
 
 class DataReader(FileSystemReader):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from shardweave.backends.state.checkpoint import DataReader
 from shardweave.backends.state.initial import Source
+from shardweave.backends.state.places import places_of
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.mesh.shards import take_shard
 from shardweave.ir.suggest import did_you_mean
@@ -117,12 +118,13 @@ def values_in_files(model: nn.Module, path: Path) -> dict[int, Source]:
     known, kind = _known_tensors(path)
     sources: dict[int, Source] = {}
     missing: dict[int, str] = {}
-    for name, tensor, is_saved in _tensors_of(model):
-        entry = next((prefix + name for prefix in PREFIXES if prefix + name in known), None)
+    for place in places_of(model, remove_duplicate=False):
+        names = [prefix + place.path for prefix in PREFIXES]
+        entry = next((name for name in names if name in known), None)
         if entry is not None:
-            sources[id(tensor)] = kind(tensor, known[entry], entry)
-        elif is_saved:
-            missing.setdefault(id(tensor), name)
+            sources[id(place.tensor)] = kind(place.tensor, known[entry], entry)
+        elif place.name not in place.module._non_persistent_buffers_set:
+            missing.setdefault(id(place.tensor), place.path)
     lacking = [name for key, name in missing.items() if key not in sources]
     if lacking:
         raise ValueError(
@@ -152,13 +154,3 @@ def _known_tensors(path: Path) -> tuple[Mapping[str, Path], Any]:
         with safe_open(file, "pt") as opened:
             known |= dict.fromkeys(opened.keys(), file)
     return known, _InSafetensors
-
-
-def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
-    """Yield each parameter and buffer under each name, and whether a state_dict contains it."""
-    for path, module in model.named_modules(remove_duplicate=False):
-        dot = f"{path}." if path else ""
-        for held in (module._parameters, module._buffers):
-            for name, tensor in held.items():
-                if tensor is not None:
-                    yield dot + name, tensor, name not in module._non_persistent_buffers_set

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardweave.backends.state.places import places_of
 from shardweave.ir.capture.draws import RECIPES
 from shardweave.ir.capture.seeded import SeededRandom, Shard
 from shardweave.ir.dialects.aten import op_name
@@ -251,30 +252,25 @@ def _fakes_in(model: nn.Module) -> Iterator[dict[int, tuple[str, Tensor]]]:
     fakes: dict[int, Tensor] = {}
     absent: dict[int, tuple[str, Tensor]] = {}
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    places: list[tuple[str, dict[str, Any], str, Tensor]] = [
-        (path, held, name, tensor)
-        for path, module in model.named_modules()
-        for held in (module._parameters, module._buffers)
-        for name, tensor in held.items()
-        if tensor is not None
-    ]
-    for path, _, name, tensor in places:
+    places = list(places_of(model))
+    for place in places:
+        tensor = place.tensor
         if id(tensor) not in fakes:
             fakes[id(tensor)] = _fake_of(tensor, mode)
             if tensor.is_meta:
-                absent[id(tensor)] = f"{path}.{name}".lstrip("."), fakes[id(tensor)]
+                absent[id(tensor)] = place.path, fakes[id(tensor)]
     try:
         if absent:
-            for _, held, name, tensor in places:
-                held[name] = fakes[id(tensor)]
+            for place in places:
+                place.held[place.name] = fakes[id(place.tensor)]
         yield absent
     finally:
-        for _, held, name, tensor in places:
-            made = held.get(name)
-            if made is None or _is_fake(made) or not tensor.is_meta:
-                held[name] = tensor
+        for place in places:
+            made = place.held.get(place.name)
+            if made is None or _is_fake(made) or not place.tensor.is_meta:
+                place.held[place.name] = place.tensor
             else:
-                absent.pop(id(tensor), None)
+                absent.pop(id(place.tensor), None)
 
 
 def _fake_of(tensor: Tensor, mode: FakeTensorMode) -> Tensor:

@@ -7,9 +7,9 @@ saved under the names of parameters, so that it can be loaded on another mesh.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -149,35 +149,27 @@ def _optimizer_apart(optimizer: Optimizer, names: list[list[str]]) -> tuple[Any,
     for index, entries in own["state"].items():
         if not isinstance(index, int):  # torch lets optimizers keep more under other keys
             raise CheckpointError(f"the optimizer has state for {index!r}, which is no parameter.")
-        values[flat[index]] = _entry_apart((flat[index],), entries, parameters[index], tensors)
+
+        def apart(path: tuple[Any, ...], x: Any, name: str = flat[index], at: int = index) -> Any:
+            """Return None for a tensor that is saved by key."""
+            if not _is_saved_in_shards(path[-1], x, parameters[at]):
+                return x
+            tensors.append(((name, *path), x))
+            return None
+
+        values[flat[index]] = _mapped_by_path(apart, entries)
     return {"groups": groups, "state": values}, tensors
 
 
-def _entry_apart(path: tuple[Any, ...], value: Any, parameter: Tensor, tensors: _Parts) -> Any:
-    """Return the value with None for tensors saved by key; appends these to `tensors`."""
-    if _is_saved_in_shards(path[-1], value, parameter):
-        tensors.append((path, value))
-        return None
-    if isinstance(value, dict):
-        items = cast("dict[Any, Any]", value).items()
-        return {key: _entry_apart((*path, key), x, parameter, tensors) for key, x in items}
-    if type(value) in (list, tuple):
-        entries = enumerate(cast("Sequence[Any]", value))
-        return type(value)(_entry_apart((*path, i), x, parameter, tensors) for i, x in entries)
-    return value
+def _mapped_by_path(change: Callable[[tuple[Any, ...], Any], Any], value: Any) -> Any:
+    """Copy nested dicts, lists and tuples, with their leaves changed by path and value."""
 
+    def key_of(step: Any) -> Any:
+        return next(getattr(step, name) for name in ("key", "idx", "name") if hasattr(step, name))
 
-def _entry_with(value: Any, path: Sequence[Any], tensor: Tensor) -> Any:
-    """Return a copy of the value with `tensor` at `path`."""
-    if not path:
-        return tensor
-    key, *rest = path
-    if isinstance(value, dict):
-        entries = cast("dict[Any, Any]", value)
-        return {**entries, key: _entry_with(entries.get(key), rest, tensor)}
-    items = list(value)
-    items[key] = _entry_with(items[key], rest, tensor)
-    return type(value)(items)
+    return pytree.tree_map_with_path(
+        lambda path, leaf: change(tuple(map(key_of, path)), leaf), value
+    )
 
 
 def _is_saved_in_shards(key: Any, value: Any, parameter: Tensor) -> bool:
@@ -343,9 +335,8 @@ def _load_optimizer(
             f"has {', '.join(sorted(map(repr, other)))}; create it as it was when it was saved."
         )
     numbers = {name: n for n, name in enumerate(name for group in names for name in group)}
-    state: dict[int, Any] = {numbers[name]: own for name, own in value["state"].items()}
-    for (name, *path), tensor in tensors.items():
-        state[numbers[name]] = _entry_with(state[numbers[name]], path, tensor)
+    whole = _mapped_by_path(lambda path, x: tensors.get(path, x), value["state"])
+    state: dict[int, Any] = {numbers[name]: own for name, own in whole.items()}
     packed = [
         {**group, "params": [numbers[name] for name in named]}
         for group, named in zip(groups, names, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from shardweave.backends.optimizers.shards import full_copy
 from shardweave.backends.programs import Key
 from shardweave.backends.state.checkpoint import checkpointable
 from shardweave.backends.state.initial import Source
+from shardweave.backends.state.places import TensorPlace, places_of
 from shardweave.backends.step.backend import Backend
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import broadcast_from_rank_0, require_same_values
@@ -33,28 +34,18 @@ _COPY = (
 )
 
 
-class _Place(NamedTuple):
-    """A parameter or buffer `value` at `path`, held as `held[name]`. memory: its `_memory_of`."""
-
-    path: str
-    held: dict[str, Any]
-    name: str
-    value: Any
-    memory: int
-
-
 def _memory_of(value: Any) -> int:
     """Return an id of a DTensor's memory, which changes if `.data` is set; 0 for other values."""
     return memory_key(value) if isinstance(value, DTensor) else 0
 
 
-def _are_own(place: _Place) -> bool:
+def _are_own(place: TensorPlace) -> bool:
     """Return False if a plain tensor replaces a parameter; raises ValueError for other changes."""
     now = place.held.get(place.name)
     is_other = isinstance(now, Tensor) and not isinstance(now, nn.Parameter)
-    if is_other and isinstance(place.value, nn.Parameter):
+    if is_other and isinstance(place.tensor, nn.Parameter):
         return False
-    if now is not place.value:
+    if now is not place.tensor:
         raise ValueError(
             f"'{place.path}' of the compiled model was replaced or deleted, but the compiled "
             f"step still uses the old tensor. {_COPY}"
@@ -72,17 +63,10 @@ def state_of(module: Any) -> ShardedState | None:
 
 def own_tensors(model: nn.Module) -> dict[Key, Tensor]:
     """Return a model's parameters and buffers by kind and first name, in order of its modules."""
-    tensors: dict[Key, Tensor] = {}
-    seen: set[int] = set()
-    for path, module in model.named_modules():
-        dot = f"{path}." if path else ""
-        for kind, own in (("param", module._parameters), ("buffer", module._buffers)):
-            for name, tensor in own.items():
-                if tensor is None or id(tensor) in seen:
-                    continue
-                seen.add(id(tensor))
-                tensors[kind, dot + name] = tensor
-    return tensors
+    first: dict[int, TensorPlace] = {}
+    for place in places_of(model):
+        first.setdefault(id(place.tensor), place)
+    return {(place.kind, place.path): place.tensor for place in first.values()}
 
 
 class ShardedState:
@@ -128,7 +112,8 @@ class ShardedState:
         }
         assert next(values, None) is None
         new = {id(tensor): self._stored[key] for key, tensor in tensors.items()}
-        self._replace(new)
+        for place in list(places_of(model)):  # tied ones stay tied
+            place.held[place.name] = new[id(place.tensor)]
         self._look()
         repoint(optimizers, new, self._placed)
         for (_, name), tensor in tensors.items():
@@ -154,24 +139,13 @@ class ShardedState:
             parameter.register_post_accumulate_grad_hook(self._backend.take_gradient)
         return with_attributes_of(like, parameter)
 
-    def _replace(self, new: Mapping[int, Tensor]) -> None:
-        """Replace the model's tensors by new ones, by id; tied ones stay tied."""
-        for module in self._modules:
-            owned: list[dict[str, Any]] = [module._parameters, module._buffers]
-            for held in owned:
-                for name, tensor in held.items():
-                    if tensor is not None:
-                        held[name] = new[id(tensor)]
-
     def _look(self) -> None:
         """Record the places of the stored tensors in the model, to detect replacements."""
         self._keys = {id(tensor): key for key, tensor in self._stored.items()}
         self._places = [
-            _Place(f"{path}.{name}".lstrip("."), held, name, value, _memory_of(value))
-            for path, module in self._model.named_modules()
-            for held in (module._parameters, module._buffers)
-            for name, value in held.items()
-            if id(value) in self._keys
+            (place, _memory_of(place.tensor))
+            for place in places_of(self._model)
+            if id(place.tensor) in self._keys
         ]
 
     def _placed(self, value: Tensor, parameter: Tensor) -> Tensor:
@@ -187,8 +161,8 @@ class ShardedState:
         deleted: programs would go on with the old one.
         """
         with without_overrides():
-            for place in self._places:
-                _, held, name, value, memory = place
+            for place, memory in self._places:
+                *_, held, name, value = place
                 if held.get(name) is not value or (memory and _memory_of(value) != memory):
                     return _are_own(place)
         return True
@@ -276,12 +250,13 @@ class ShardedState:
         model keeps its own. Raises ValueError for a tensor of another shape."""
         if prefix + STATE in state_dict and ("buffer", STATE) not in self._stored:
             self.draw_from(0)
-        for path, held, name, stored, _ in self._places:
-            value = state_dict.get(prefix + path)
+        for place, _ in self._places:
+            path = prefix + place.path
+            value = state_dict.get(path)
             if isinstance(value, Tensor):
-                state_dict[prefix + path] = self._fitted(path, value, stored)
-            elif path == STATE:
-                state_dict[prefix + path] = held[name]
+                state_dict[path] = self._fitted(place.path, value, place.tensor)
+            elif place.path == STATE:
+                state_dict[path] = place.tensor
 
     def _fitted(self, name: str, value: Tensor, stored: Tensor) -> Tensor:
         """Convert a tensor to the form of the stored one. Raises ValueError for another shape."""

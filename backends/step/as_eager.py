@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from shardweave.backends.programs import Key
 from shardweave.backends.state.on_whole import whole_tensor
+from shardweave.backends.state.places import in_modes, places_of, with_tensors
 from shardweave.backends.state.state import ShardedState
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.step_call import StepCall
@@ -71,26 +72,9 @@ def _whole(tensor: Tensor) -> Tensor:
 @contextmanager
 def _as_in_call(step: ShardedState, call: StepCall, kept: Mapping[Key, Any]) -> Iterator[None]:
     """Within it, modules have the call's modes, whole parameters, and whole copies of buffers."""
-    modes = [module.training for module in step.modes]
     wholes: dict[int, Tensor] = {}
     for key, tensor in step.stored.items():
         held = tensor if key not in kept else step.backend.like(kept[key], tensor)
         wholes[id(tensor)] = _whole(held) if key[0] == "param" else _whole(held).clone()
-    replaced = [
-        (held, name, tensor)
-        for module in step.modes
-        for held in cast("list[dict[str, Any]]", [module._parameters, module._buffers])
-        for name, tensor in held.items()
-        if id(tensor) in wholes
-    ]
-    try:
-        for module, mode in zip(step.modes, call.modes, strict=True):
-            module.training = mode
-        for held, name, tensor in replaced:
-            held[name] = wholes[id(tensor)]
+    with in_modes(step.modes, call.modes), with_tensors(places_of(step.model), wholes):
         yield
-    finally:
-        for held, name, tensor in replaced:
-            held[name] = tensor
-        for module, mode in zip(step.modes, modes, strict=True):
-            module.training = mode

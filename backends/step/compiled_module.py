@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardweave.backends.state.mesh_tensor import copy_of_tensor
+from shardweave.backends.state.places import places_of, with_tensors
 from shardweave.backends.state.state import STEP, ShardedState, state_of
 from shardweave.backends.state.whole_state import is_first, whole_state_dicts
 from shardweave.ir.capture.observed.loose_tensors import kept_constants
@@ -166,25 +167,19 @@ def as_plain(model: nn.Module, *, with_hooks: bool) -> Generator[None]:
         for module in model.modules()
         for name, constant in kept_constants(module).items()
     }
-    replaced: list[tuple[dict[str, Any], str, Tensor]] = [
-        (held, name, tensor)
-        for module in model.modules()
-        for held in (module._parameters, module._buffers)
-        for name, tensor in held.items()
-        if isinstance(tensor, DTensor)
-        or (tensor is not None and tensor._backward_hooks and not with_hooks)
+    places = [
+        place
+        for place in places_of(model)
+        if isinstance(place.tensor, DTensor) or (place.tensor._backward_hooks and not with_hooks)
     ]
+    for place in places:
+        if id(place.tensor) not in plain:
+            plain[id(place.tensor)] = _plain(place.tensor, with_hooks=with_hooks)
     state = model._buffers.pop(STATE, None) if state_of(model) is not None else None
     try:
-        for held, name, tensor in replaced:
-            if id(tensor) not in plain:
-                plain[id(tensor)] = _plain(tensor, with_hooks=with_hooks)
-            held[name] = plain[id(tensor)]
-        with as_written(model):
+        with with_tensors(places, plain), as_written(model):
             yield
     finally:
-        for held, name, tensor in replaced:
-            held[name] = tensor
         if state is not None:
             model._buffers[STATE] = state
 

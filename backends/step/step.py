@@ -17,6 +17,7 @@ from shardweave.backends.batch import replicas
 from shardweave.backends.optimizers.shards import is_everywhere
 from shardweave.backends.programs import Key
 from shardweave.backends.state.initial import Source
+from shardweave.backends.state.places import in_modes
 from shardweave.backends.state.state import ShardedState, state_of
 from shardweave.backends.step import as_eager
 from shardweave.backends.step.accumulate import Gradients, merged, micro_batches
@@ -380,18 +381,13 @@ class Step(ShardedState):
         train: compile as after `model.train(train)`; by default in the current modes. grad: compile
         as under `torch.set_grad_enabled(grad)`; by default as currently set.
         """
-        modes = [module.training for module in self.modes]
-        try:
-            if train is not None:
-                self.model.train(train)
-            with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
-                call = self._programs.joined(self.call_of(args, kwargs))
-                if self.backend.is_joint:
-                    watchdog.meet("step.compile_for", str(call))
-                self._programs.compile_ahead(call, self.shardings)
-        finally:
-            for module, mode in zip(self.modes, modes, strict=True):
-                module.training = mode
+        modes = [module.training if train is None else train for module in self.modes]
+        is_grad = torch.is_grad_enabled() if grad is None else grad
+        with in_modes(self.modes, modes), torch.set_grad_enabled(is_grad):
+            call = self._programs.joined(self.call_of(args, kwargs))
+            if self.backend.is_joint:
+                watchdog.meet("step.compile_for", str(call))
+            self._programs.compile_ahead(call, self.shardings)
 
     @property
     def plan(self) -> Plan | None:

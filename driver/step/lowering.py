@@ -12,6 +12,7 @@ import torch
 
 from shardweave.backends.programs import Key
 from shardweave.backends.registry import BACKENDS
+from shardweave.backends.state.places import in_modes
 from shardweave.backends.step.bound import device_of
 from shardweave.backends.step.compiled_module import as_plain
 from shardweave.backends.step.step import IN_CALL
@@ -154,10 +155,11 @@ def _explaining_empty_inputs(call: StepCall) -> Iterator[None]:
 def capture_call(request: Request, call: StepCall) -> Captured:
     """The global program of a call, in its modes."""
     # Takes a second to import, which the ranks other than 0 need not spend.
-    from shardweave.ir.capture.capture import capture_step, in_modes
+    from shardweave.ir.capture.capture import capture_step
     from shardweave.ir.capture.outputs import Kind
 
-    device = device_of(request.model).type
+    model = request.model
+    device = device_of(model).type
     # Models on the meta device are traced as on the CPU.
     autocast = call.autocast and ("cpu" if device == "meta" else device, call.autocast)
     kind = Kind(
@@ -169,8 +171,9 @@ def capture_call(request: Request, call: StepCall) -> Captured:
         tangents=call.tangents if call.grad else None,
     )
     start_s = perf_counter()
-    with in_modes(request.model, call.modes, call.trained):
-        captured = capture_step(request.model, call.form, _examples(request, call), kind)
+    of_model = list(model.modules()), call.modes, list(model.parameters()), call.trained
+    with in_modes(*of_model):
+        captured = capture_step(model, call.form, _examples(request, call), kind)
     return replace(captured, seconds=perf_counter() - start_s)
 
 

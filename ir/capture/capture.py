@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,34 +91,6 @@ def capture_step(
     assert traced.returned is not None
     program = _program(traced, model)
     return Captured(program, traced.returned, notes=traced.notes, constants=traced.kept)
-
-
-@contextmanager
-def in_modes(
-    model: torch.nn.Module, modes: Sequence[bool], trained: Sequence[bool]
-) -> Generator[None]:
-    """Set training modes and `requires_grad` flags of a model while in the context. modes: a flag
-    for each of `model.modules()`. trained: a flag for each of `model.parameters()`."""
-    modules, parameters = list(model.modules()), list(model.parameters())
-    before = [m.training for m in modules], [p.requires_grad for p in parameters]
-    try:
-        _set_modes(modules, parameters, modes, trained)
-        yield
-    finally:
-        _set_modes(modules, parameters, *before)
-
-
-def _set_modes(
-    modules: Sequence[torch.nn.Module],
-    parameters: Sequence[torch.Tensor],
-    modes: Sequence[bool],
-    trained: Sequence[bool],
-) -> None:
-    for module, mode in zip(modules, modes, strict=True):
-        module.training = mode
-    for parameter, is_trained in zip(parameters, trained, strict=True):
-        if parameter.requires_grad != is_trained:
-            parameter.requires_grad_(is_trained)
 
 
 def _program(traced: Traced, model: torch.nn.Module) -> Program:
