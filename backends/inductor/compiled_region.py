@@ -21,6 +21,7 @@ from shardweave.ir.notes import TorchNote, warn
 from shardweave.ir.ops.aten_args import arguments
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.torch_private import standalone_compile
+from shardweave.ir.tracing import tracing
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class CompiledRegion:
 
 def _compiled(graph: fx.GraphModule, tensors: Sequence[Tensor]) -> Callable[..., Results]:
     # Inductor imports modules that torch deprecates.
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), tracing(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return standalone_compile(graph, list(tensors), dynamic_shapes="from_example_inputs")
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import faulthandler
 import linecache
-import os
-import re
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import torch.distributed as dist
 from xdsl.ir import Operation
@@ -25,22 +21,15 @@ from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.dist import DistOp, RecvOp, WaitOp
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import StageFunction
-
-
-def _dumped(path: Path) -> str:
-    """Escape a path as faulthandler does."""
-    return str(path).encode("ascii", "backslashreplace").decode()
-
+from shardweave.ir.tracing import is_tracing
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-_OWN = tuple(
-    f"{_dumped(_PACKAGE / layer)}/" for layer in ("backends", "driver", "ir", "passes", "planners")
-)
-_DISTRIBUTED = f"{_dumped(Path(dist.__file__).parent)}/"
-_TORCH = f"{_dumped(Path(dist.__file__).parent.parent)}/"
+_OWN = tuple(f"{_PACKAGE / layer}/" for layer in ("backends", "driver", "ir", "passes", "planners"))
+_DISTRIBUTED = f"{Path(dist.__file__).parent}/"
+_TORCH = f"{Path(dist.__file__).parent.parent}/"
 _COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
 _WAITING = tuple(
-    _dumped(_PACKAGE / "backends" / "distributed" / name)
+    str(_PACKAGE / "backends" / "distributed" / name)
     for name in ("in_flight.py", "mail.py", "runtime.py")
 )
 _NOT_OURS = (*_OWN, _TORCH, "<")
@@ -78,7 +67,7 @@ def register(code_name: str, program: Program, *, kernels: bool) -> None:
 
 
 class _Place(NamedTuple):
-    """A line of a thread's stack; `file` is escaped as faulthandler does."""
+    """A line of a thread's stack."""
 
     file: str
     line: int
@@ -95,49 +84,23 @@ class Position:
 
 
 def main_position() -> Position:
-    """Return the position of the main thread."""
-    return _position(_main_stack())
+    """Return the position of the main thread; while torch traces code, only that it does."""
+    if is_tracing() and threading.current_thread() is not threading.main_thread():
+        return Position("the capture of a program", is_waiting=False)
+    return position_of(sys._current_frames().get(threading.main_thread().ident or 0))
 
 
 def position_of(frame: FrameType | None) -> Position:
-    """Return the position of a frame of this thread: an op of a step, or a user's line."""
+    """Return the position of a frame: an op of a step, or a user's line.
+
+    The frame is let go of before its position is described, which takes longer: a frame object
+    keeps local variables alive (see `tracing`).
+    """
     stack: list[_Place] = []
     while frame is not None:
-        code = frame.f_code
-        stack.append(_Place(_dumped(Path(code.co_filename)), frame.f_lineno, code.co_name))
+        stack.append(_Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return _position(stack)
-
-
-_THREAD = re.compile(r"hread 0x([0-9a-f]+)")
-_LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-
-
-def _main_stack() -> list[_Place]:
-    """Return the main thread's stack, at most the innermost 100 lines, innermost first.
-
-    `sys._current_frames` would make frame objects, which keep local variables of the main thread
-    alive. Some are guards of torch, which set the state of their thread back when they die: later,
-    or in the thread that looks on. So captures went wrong, and memory was corrupted.
-    """
-    with _scratch_file() as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        lines = file.read().splitlines()
-    stack, main, is_main = list[_Place](), threading.main_thread().ident, False
-    for line in lines:
-        thread, place = _THREAD.search(line), _LINE.match(line)
-        if place is not None and is_main:
-            stack.append(_Place(place[1], int(place[2]), place[3]))
-        elif place is None and thread is not None:
-            is_main = int(thread[1], 16) == main
-    return stack
-
-
-def _scratch_file() -> IO[str]:
-    if hasattr(os, "memfd_create"):
-        return open(os.memfd_create("shardweave"), "r+", encoding="ascii")
-    return tempfile.TemporaryFile("w+", encoding="ascii")
 
 
 def _position(stack: Sequence[_Place]) -> Position:

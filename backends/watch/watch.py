@@ -283,7 +283,7 @@ class Watch:
         """Return the seconds that the main thread has been in a collective; None if in none. On a
         GPU it may wait for the device on any line, so a long stay on any line counts."""
         position, now_s = main_position(), time.monotonic()
-        if not position.is_waiting and not (self.on_gpu and self.entered):
+        if not position.is_waiting and not (self.on_gpu and self.entered and position.stack):
             self._waiting = None
             return None
         key = position.stack, self.entered, self.started

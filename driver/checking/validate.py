@@ -128,7 +128,7 @@ class Validator(Observer):
             actual = self._run(exact)
         except ValueError as error:
             raise ValidationError(
-                f"after pass '{pass_.name}', the program does not run: {error}"
+                f"pass '{pass_.name}' made a program that does not run: {error}"
             ) from error
         differences = find_differences(program, self._expected, actual)
         if differences:

@@ -204,10 +204,15 @@ def _order(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, 
     for op, run in runs_of(program):
         read = reads[run.function]
         stage, number = read.function.stage, run.micro_batch
-        what = f"@{run.function}" + ("" if number is None else f" of micro-batch {number}")
+        on = "" if number is None else f" on micro-batch {number}"
+        what = f"stage function @{run.function}{on}"
         for key in read.receives:
             if (key, number) not in sent:
-                yield f"{what} waits for {_named(key)}, which is sent behind it.", op
+                sender = " and ".join(
+                    f"@{name}" for name, each in reads.items() if key in each.sends
+                )
+                early = f"reads message {_named(key)} before it is computed"
+                yield f"{what} {early}; run its sender {sender} earlier.", op
         for name, slot in read.takes.items():
             where = number if slot.kind == "kept" else None
             giver = made.get((stage, name, where))
@@ -215,7 +220,8 @@ def _order(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, 
             if slot.kind in TOTALS:
                 is_there = counts[stage, name] == (axis.size if axis else 1)
             if not is_there:
-                yield f"{what} reads {slot.kind} '{name}', which no earlier run gives so.", op
+                form = "no earlier run returns it in the shape and place that this one reads"
+                yield f"{what} reads {slot.kind} '{name}', but {form}.", op
         if number is not None or run.at == places.source(stage, None):
             sent.update((key, number) for key in read.sends)
         for name, slot in read.gives.items():

@@ -7,8 +7,15 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import shardweave
+import pytest
+import torch
+from torch import nn
+
+import shardweave as sw
 from shardweave.backends.watch.position import main_position, position_of, waits_since_marked
+from shardweave.ir.capture import trace
+from shardweave.ir.capture.outputs import Kind
+from shardweave.ir.tracing import is_tracing, tracing
 
 
 class Local:
@@ -33,6 +40,29 @@ def test_a_thread_that_looks_on_keeps_no_local_variable_of_the_main_thread_alive
 
     assert works()() is None
     assert any(place.file == __file__ and place.function == "works" for place in seen[0].stack)
+
+
+def test_a_thread_that_looks_on_reads_no_frames_while_torch_traces() -> None:
+    with tracing():
+        position = seen_by_another_thread(main_position)
+    assert position.text == "the capture of a program"
+    assert not position.is_waiting
+    assert not position.stack
+    assert seen_by_another_thread(main_position).stack
+
+
+def test_a_capture_is_marked_as_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    traced = trace._trace
+
+    def looking(*args: Any) -> Any:
+        seen.append(is_tracing())
+        return traced(*args)
+
+    monkeypatch.setattr(trace, "_trace", looking)
+    trace.trace(nn.Linear(2, 2), (torch.ones(3, 2),), {}, Kind(grad=False))
+    assert seen == [True]
+    assert not is_tracing()
 
 
 def test_a_marked_frame_is_known_again_and_that_of_another_call_is_not() -> None:
@@ -63,7 +93,7 @@ def test_a_frame_of_this_thread_has_the_position_of_its_innermost_line_outside_o
     None
 ):
     try:
-        shardweave.Mesh.parse("data=two")
+        sw.Mesh.parse("data=two")
     except ValueError as error:
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:

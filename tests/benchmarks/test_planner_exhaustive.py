@@ -110,7 +110,9 @@ def test_stages_of_zero_that_there_are_not_and_no_simulations_are_refused(
 
 
 def test_mesh_with_other_axes_is_refused() -> None:
-    with pytest.raises(PlanError, match="axis 'x', but 'exhaustive' plans data, tensor"):
+    with pytest.raises(
+        PlanError, match="axis 'x', but planner 'exhaustive' plans the axes data, tensor"
+    ):
         plan_exhaustive(captured(SPEC).program, Mesh(x=4), cluster=CLUSTER)
 
 

@@ -279,7 +279,10 @@ def test_command_writes_what_run_starts_from(
     assert f"plan of {made}" in said
     assert "equal to eager" in said
     assert main([*run, "--mesh", "data=4"]) == 1
-    assert "the artifact is for mesh data=2,tensor=2, not data=4" in capsys.readouterr().err
+    assert (
+        "the artifact is for mesh data=2,tensor=2, but mesh data=4 is given"
+        in capsys.readouterr().err
+    )
 
 
 def in_processes(path: Path, options: dict[str, Any]) -> None:

@@ -201,7 +201,7 @@ REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
     ),
     "blocks that do not divide": (
         lambda: torch.ops.shardweave.row_bounds(*FOUR_GROUPS, rows=8, blocks=3, parts=1),
-        "4 groups do not divide into 3 blocks",
+        "3 blocks do not divide 4 groups",
     ),
     "state of random numbers": (
         lambda: draw_numbers(torch.zeros(3, dtype=torch.int64)),

@@ -106,7 +106,7 @@ def test_plain_shards_are_those_of_chunk() -> None:
 
 def test_axes_for_which_a_dim_is_too_small_are_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"size 1 .* axes \['a'\] of sizes \[2\]: 1 for each shard"
+        ValueError, match=r"size 1 .* axes \['a'\] of sizes \[2\]: with 1 indices for each shard"
     ):
         contiguous(["a"], 1, MESH)
     with pytest.raises(ValueError, match="no axis 'c'"):

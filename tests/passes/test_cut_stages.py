@@ -479,7 +479,7 @@ def test_run_that_comes_too_early_is_named() -> None:
     program.reorder(order)
     problem = verify(program)[0]
     assert problem.startswith("stage function @forward_1 on micro-batch 0 reads message '")
-    assert "before it is computed; run @forward_0 earlier" in problem
+    assert "before it is computed; run its sender @forward_0 earlier" in problem
 
 
 def test_results_that_differ_between_ranks_are_found() -> None:

@@ -78,7 +78,7 @@ def test_another_routing_is_refused() -> None:
         ("dist.grouped_mm", "shards = 4", "shards = 3", "3 shards do not divide"),
         ("dist.own_rows", "blocks = 2, parts = 2", "blocks = 4, parts = 1", "its bounds have 2"),
         ("dist.row_bounds", "rows = 11", "rows = 10", "splits 11 rows, but its bounds are those"),
-        ("dist.row_bounds", "rows = 11", "rows = -1", "rows = -1"),
+        ("dist.row_bounds", "rows = 11", "rows = -1", "rows=-1 is negative"),
         ("dist.fetch_rows", "%routes", "%t", "no table of bools"),
     ],
 )

@@ -170,7 +170,7 @@ def test_stages_agree_on_what_is_on_the_host() -> None:
     assert moved is not None
     kept = re.sub(r"(func.return.*)%to_host\b", rf"\1{moved[1]}", text, count=1)
     problems = verify(Program.parse(f"{before}func.func @forward_0{kept}"))
-    assert "reads kept 'to_host' before it is computed" in problems[0]
+    assert "reads kept 'to_host', but no earlier run returns it" in problems[0]
 
 
 def test_budget_takes_the_first_values_that_suffice() -> None:

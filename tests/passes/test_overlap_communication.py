@@ -178,7 +178,10 @@ WITHOUT_MEMORY = (FOLDER / "testbed.yaml").read_text().replace("    memory_bytes
             "schedule 'some' is unknown; use one of blocking, sub-batch, cross-pass, in-order, list, "
             "axonn-a, axonn-ab, axonn-abc.",
         ),
-        ('cluster="none.yaml"', "cluster 'none.yaml' cannot be read: No such file or directory; "),
+        (
+            'cluster="none.yaml"',
+            "cluster file 'none.yaml' cannot be read: No such file or directory; ",
+        ),
         (
             'cluster="field.yaml"',
             "field.yaml: devices.cpu-core: field 'memory_bytes' is missing; write the memory of one "

@@ -285,7 +285,9 @@ def test_planner_chooses_a_grid_that_divides_and_says_why() -> None:
 
 
 def test_mesh_of_other_axes_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"axis 'tensor', but 'axonn' plans x, y, z, data"):
+    with pytest.raises(
+        PlanError, match=r"axis 'tensor', but planner 'axonn' plans the axes x, y, z, data"
+    ):
         plan_axonn(captured(SPECS["gpt"]).program, as_mesh("tensor=2"))
 
 

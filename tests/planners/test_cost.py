@@ -184,7 +184,9 @@ def test_curve_of_arithmetic_is_scaled_to_other_dtypes_by_their_peaks() -> None:
 
 def test_missing_dtype_is_named_with_what_to_add() -> None:
     text = "input %x : tensor<8x8xbf16>\n%y = aten.mm(%x, %x) : tensor<8x8xbf16>\noutput %y"
-    with pytest.raises(ValueError, match=r"'unit' has no FLOP/s for bfloat16.*add 'bfloat16'"):
+    with pytest.raises(
+        ValueError, match=r"'unit' has no peak FLOP/s for that dtype .*add 'bfloat16'"
+    ):
         times(text, cluster())
 
 

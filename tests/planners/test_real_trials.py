@@ -82,7 +82,9 @@ def test_amp_takes_the_fastest_of_the_best_estimates_as_measured() -> None:
 
 
 def test_amp_says_that_no_trial_ran() -> None:
-    with pytest.raises(PlanError, match=r"none of the 2 best estimates ran; .*error: no memory"):
+    with pytest.raises(
+        PlanError, match=r"none of the plans with the 2 best estimates ran .*error: no memory"
+    ):
         plan_amp(lowerings(SPEC), None, cluster=HET, host=Host(Fake({})), trials=2)
 
 

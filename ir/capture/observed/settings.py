@@ -37,6 +37,7 @@ from shardweave.ir.torch_private import (
     silent_logs,
     unordered,
 )
+from shardweave.ir.tracing import tracing
 
 
 @contextlib.contextmanager
@@ -211,6 +212,7 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
             _quiet(),
             _outside_of_modes(),
             without_gc(),
+            tracing(),
             _forgetting(),
             replaced(_REPLACED),
             mock.patch.object(fx.GraphModule, "recompile", _without_code),

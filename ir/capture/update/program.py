@@ -31,6 +31,7 @@ from shardweave.ir.torch_private import (
     pytree,
     schema_of,
 )
+from shardweave.ir.tracing import tracing
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ def capture_update(
         return [given, *new, *assumed.asked]
 
     arguments = [x.detach() for x in (parameter, parameter, *states)]
-    graph = make_fx(functionalize(update))(*arguments).graph
+    with tracing():
+        graph = make_fx(functionalize(update))(*arguments).graph
     if is_assumed:
         _write_out_masks(graph)
     _check(graph)
@@ -115,7 +117,8 @@ def program_of(
 ) -> Program:
     """Import a part of an update as a program. given: operands on the meta device. Raises
     CaptureError for an op that programs do not have."""
-    graph = make_fx(lambda *tensors: part(*tensors, *numbers))(*given).graph
+    with tracing():
+        graph = make_fx(lambda *tensors: part(*tensors, *numbers))(*given).graph
     inputs: list[tuple[InputKind, str]] = [("input", f"x{i}") for i in range(len(given))]
     count = len(graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
     outputs: list[tuple[OutputKind, str]] = [("output", str(i)) for i in range(count)]

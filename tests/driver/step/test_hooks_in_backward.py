@@ -187,4 +187,5 @@ def on_ranks(zero: int) -> int:
 
 @pytest.mark.parametrize("zero", [0, 3])
 def test_processes_hold_few_gradients_at_once(zero: int) -> None:
-    assert max(run_ranks(on_ranks, 2, zero)) < 0.6 * 7 * 512 * 512 * 8
+    # Half of the gradients, and of a message or two what gloo's thread has not let go of yet.
+    assert max(run_ranks(on_ranks, 2, zero)) < 0.75 * 7 * 512 * 512 * 8
