@@ -120,7 +120,7 @@ class FolderLock:
                 path.unlink(missing_ok=True)
 
     def _is_old(self, path: Path) -> bool:
-        """Whether a lock was not touched for `STALE_S`, by the clock of its file system."""
+        """True if a lock was not touched for `STALE_S`, by the clock of its file system."""
         self._own.touch()
         try:
             return self._own.stat().st_mtime - path.stat().st_mtime > STALE_S

@@ -50,7 +50,7 @@ class Diff:
 
     @property
     def is_empty(self) -> bool:
-        """Whether both programs are the same except for the names of values."""
+        """True if both programs are the same except for the names of values."""
         return not self.changes
 
     def numbers(self) -> list[Number]:

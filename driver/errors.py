@@ -32,7 +32,7 @@ def report_error(error: Exception, debug: bool) -> int:
 
 
 def _is_of_memory(error: Exception) -> bool:
-    """Whether memory is out, as Python says it, or torch for the CPU or a GPU."""
+    """True if memory is out, as Python says it, or torch for the CPU or a GPU."""
     is_torch = type(error).__name__ == "OutOfMemoryError"
     return isinstance(error, MemoryError) or is_torch or "can't allocate memory" in str(error)
 

@@ -417,7 +417,7 @@ def schemas() -> list[Any]:
 
 
 def is_composite(overload: OpOverload[..., Any]) -> bool:
-    """Whether torch decomposes an op (CompositeImplicit) where a backend has no kernel for it."""
+    """True if torch decomposes an op (CompositeImplicit) where a backend has no kernel for it."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return has_kernel(overload.name(), "CompositeImplicitAutograd")
 
@@ -439,7 +439,7 @@ local_part: Callable[[Any], torch.Tensor] = attrgetter("_local_tensor")
 """The local tensor of a DTensor itself, not a view of it."""
 
 is_profiling = partial(getattr, torch.autograd.profiler, "_is_profiler_enabled", False)
-"""Whether a torch profiler is recording ranges."""
+"""True if a torch profiler is recording ranges."""
 
 
 def dtensor_spec(tensor: Any) -> Any:

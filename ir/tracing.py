@@ -25,5 +25,5 @@ def tracing() -> Generator[None]:
 
 
 def is_tracing() -> bool:
-    """Whether any thread is inside a `tracing` context."""
+    """True if any thread is inside a `tracing` context."""
     return bool(_open)

@@ -36,7 +36,7 @@ def note(text: str) -> None:
 
 
 def is_heard() -> bool:
-    """Whether anybody listens to notes; if not, a pass can skip the search for what to note."""
+    """True if anybody listens to notes; if not, a pass can skip the search for what to note."""
     return _listener.get() is not drop
 
 

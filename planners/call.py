@@ -58,7 +58,7 @@ def _options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def chooses_mesh(name: str) -> bool:
-    """Whether a planner chooses a mesh if it is called without one."""
+    """True if a planner chooses a mesh if it is called without one."""
     hint = get_type_hints(planner_function(name)).get("mesh")
     return types.NoneType in get_args(hint)
 
@@ -146,7 +146,7 @@ _KINDS: Mapping[Any, str] = {
 
 
 def _is_of(value: object, kind: Any) -> bool:
-    """Whether an option's value has type `kind`; an int is also a float, a bool is neither."""
+    """True if an option's value has type `kind`; an int is also a float, a bool is neither."""
     if kind not in _KINDS:
         return True
     if isinstance(value, bool):

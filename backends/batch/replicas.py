@@ -34,12 +34,12 @@ class _Part(NamedTuple):
 
 
 def are_checked() -> bool:
-    """Whether SHARDWEAVE_CHECK asks to compare every call."""
+    """True if SHARDWEAVE_CHECK asks to compare every call."""
     return os.environ.get(CHECK, "0") not in ("", "0")
 
 
 def inputs_are_checked(num_calls: int) -> bool:
-    """Whether to compare a call's inputs across ranks. num_calls: earlier calls of the step."""
+    """True if ranks compare a call's inputs. num_calls: earlier calls of the step."""
     return num_calls < FIRST_CALLS and os.environ.get(CHECK, "") == ""
 
 

@@ -97,7 +97,7 @@ class Rows:
 
     @property
     def is_even(self) -> bool:
-        """Whether all ranks have equally many rows."""
+        """True if all ranks have equally many rows."""
         return len(set(self.counts)) == 1
 
     def joined(self, tensor: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Rows:
         return tensor.narrow(0, sum(self.counts[: self.place]), self.own)
 
     def hold(self, tensor: Tensor) -> bool:
-        """Whether dim 0 of a global tensor holds the rows of the batch, judged by its size."""
+        """True if dim 0 of a global tensor holds the rows of the batch, judged by its size."""
         return tensor.ndim > 0 and tensor.shape[0] == self.total
 
     def joined_gradient(self, gradient: Tensor) -> Tensor:

@@ -118,5 +118,5 @@ class GraphedStep:
 
 
 def _stays(key: Key) -> bool:
-    """Whether an argument stays in the same memory from call to call, so it is not copied."""
+    """True if an argument stays in the same memory from call to call, so it is not copied."""
     return key[0] in ("param", "buffer")

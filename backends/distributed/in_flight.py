@@ -145,7 +145,7 @@ def start_all_reduce(x: Tensor, group: Group, op: str = "sum", in_place: bool = 
 
 
 def _is_ordered(x: Tensor, op: str) -> bool:
-    """Whether a tensor is reduced by `as_ordered_integers`: a floating-point maximum."""
+    """True if a tensor is reduced by `as_ordered_integers`: a floating-point maximum."""
     return op == "max" and x.is_floating_point()
 
 

@@ -47,7 +47,7 @@ class Parts:
 
 
 def is_uneven(program: Program, slot: Slot) -> bool:
-    """Whether an argument or result of a local program is sharded unevenly."""
+    """True if an argument or result of a local program is sharded unevenly."""
     return any(True for _ in _uneven(program, [slot]))
 
 

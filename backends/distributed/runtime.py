@@ -299,7 +299,7 @@ class Runtime:
 
     @property
     def groups_messages(self) -> bool:
-        """Whether each direction between two ranks needs a process group of its own."""
+        """True if each direction between two ranks needs a process group of its own."""
         return self.device_mesh is not None and "nccl" in dist.get_backend()
 
     def message_groups(self, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Any]:

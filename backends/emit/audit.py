@@ -102,7 +102,7 @@ def _is_kernel(node: ast.Subscript) -> bool:
 
 
 def _is_of_torch(node: ast.Attribute) -> bool:
-    """Whether an attribute is a dtype of torch, or a torch function that calls an op."""
+    """True if an attribute is a dtype of torch, or a torch function that calls an op."""
     if not (isinstance(node.value, ast.Name) and node.value.id == "torch"):
         return False
     is_dtype = isinstance(getattr(torch, node.attr, None), torch.dtype)

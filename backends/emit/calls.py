@@ -119,7 +119,7 @@ def ragged_operand(op: AtenOp, ragged: Collection[SSAValue]) -> SSAValue | None:
 
 
 def takes_device(op: AtenOp) -> bool:
-    """Whether an op needs a device argument, because it has no operand to tell its device."""
+    """True if an op needs a device argument, because it has no operand to tell its device."""
     return not op.operands and op.signature.parameter("device") is not None
 
 

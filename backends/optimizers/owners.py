@@ -133,14 +133,14 @@ def _state_key(state: Any) -> tuple[Any, ...]:
 
 
 def _keeps_only_states(optimizer: Optimizer) -> bool:
-    """Whether an optimizer keeps tensors only in its parameters' states, and no optimizers."""
+    """True if an optimizer keeps tensors only in its parameters' states, and no optimizers."""
     own = {k: v for k, v in vars(optimizer).items() if k not in ("param_groups", "state", "step")}
     groups = [{**group, "params": None} for group in optimizer.param_groups]
     return not instances_in((own, groups), (Tensor, Optimizer))
 
 
 def _holds_in_objects(state: Any) -> bool:
-    """Whether a state has tensors inside objects that pytree does not traverse."""
+    """True if a state has tensors inside objects that pytree does not traverse."""
     leaves = pytree.tree_leaves(state)
     return len(instances_in(state, Tensor)) > sum(isinstance(x, Tensor) for x in leaves)
 
@@ -192,5 +192,5 @@ def _is_worth_sending(parts: CutUpdate, device: torch.device) -> bool:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf of a state is a tensor of one or more dims."""
+    """True if a leaf of a state is a tensor of one or more dims."""
     return isinstance(leaf, Tensor) and leaf.ndim > 0

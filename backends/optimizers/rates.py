@@ -18,7 +18,7 @@ _LATENCY_S = 50e-6
 def is_worth_sending(
     flops: int, result_bytes: int, dtype: torch.dtype, device: torch.device
 ) -> bool:
-    """Whether ranks should split replicated updates and send results, instead of each computing
+    """True if ranks should split replicated updates and send results, instead of each computing
     all. Collective. Each of P ranks then saves (P-1)/P of the compute time, and receives (P-1)/P of
     the results."""
     flops_per_s, bytes_per_s = _rates(dtype, device)

@@ -115,5 +115,5 @@ def in_placements_of(tensor: Tensor, parameter: DTensor) -> DTensor:
 
 
 def is_everywhere(mesh: DeviceMesh) -> bool:
-    """Whether a mesh contains every process."""
+    """True if a mesh contains every process."""
     return mesh.size() == dist.get_world_size()

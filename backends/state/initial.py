@@ -142,7 +142,7 @@ class _Recorded(Source):
 
     @property
     def is_filled(self) -> bool:
-        """Whether some recorded op has written the tensor in place."""
+        """True if some recorded op has written the tensor in place."""
         return any(op.name.endswith("_") for op in self._ops)
 
     def part(

@@ -24,7 +24,7 @@ ROW_AXES: set[str] = set()
 
 
 def are_mixed(tensors: Sequence[Tensor]) -> bool:
-    """Whether a function of these tensors must run on full tensors: they are on several meshes, or
+    """True if a function of these tensors must run on full tensors: they are on several meshes, or
     plain tensors are among them (scalars without gradient do not count if all DTensors have
     dims)."""
     on_mesh = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
@@ -78,7 +78,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def _writes(func: Callable[..., Any], value: Tensor) -> bool:
-    """Whether a function writes to its first argument, if that has no version counter."""
+    """True if a function writes to its first argument, if that has no version counter."""
     name = getattr(func, "__name__", "")
     is_method = name.endswith("_") and not name.endswith("__")
     return value.is_inference() and (is_method or name.startswith(("__i", "__setitem__")))

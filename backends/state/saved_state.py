@@ -94,7 +94,7 @@ def _taken_apart(entry: str, content: Any, state: Mapping[str, Any]) -> tuple[An
 
 
 def is_stateful(content: Any) -> bool:
-    """Whether an object has `state_dict` and `load_state_dict`, as schedulers do."""
+    """True if an object has `state_dict` and `load_state_dict`, as schedulers do."""
     return callable(getattr(content, "state_dict", None)) and callable(
         getattr(content, "load_state_dict", None)
     )
@@ -173,7 +173,7 @@ def _mapped_by_path(change: Callable[[tuple[Any, ...], Any], Any], value: Any) -
 
 
 def _is_saved_in_shards(key: Any, value: Any, parameter: Tensor) -> bool:
-    """Whether a value of optimizer state is a tensor saved by key, not a plain scalar or "step"."""
+    """True if a value of optimizer state is a tensor saved by key, not a plain scalar or "step"."""
     if not isinstance(value, Tensor) or key == "step":
         return False
     return isinstance(value, DTensor) or value.ndim > 0 or value.shape == parameter.shape

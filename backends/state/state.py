@@ -154,7 +154,7 @@ class ShardedState:
         return self._backend.stored(value, self._shardings[key], key)
 
     def has_own_tensors(self) -> bool:
-        """Whether the model's parameters are the stored ones now. False if plain tensors replace
+        """True if the model's parameters are the stored ones now. False if plain tensors replace
         them, such as under `torch.func.functional_call`, or weights computed from parameters.
 
         Raises ValueError if another parameter or buffer has replaced a stored one, or if it was

@@ -19,7 +19,7 @@ from shardweave.ir.torch_private import pytree
 
 
 def is_first() -> bool:
-    """Whether this is rank 0, or the only process."""
+    """True if this is rank 0, or the only process."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
@@ -46,7 +46,7 @@ class WholeValues:
 
 
 def is_replicated(tensor: Tensor) -> bool:
-    """Whether every rank has all of a tensor."""
+    """True if every rank has all of a tensor."""
     if not isinstance(tensor, DTensor):
         return True
     everywhere = tensor.device_mesh.size() == dist.get_world_size()

@@ -50,7 +50,7 @@ class Gradients:
 
     @property
     def are_pending(self) -> bool:
-        """Whether some `.grad` is unreduced; a `.grad` that the user sets to None no longer
+        """True if some `.grad` is unreduced; a `.grad` that the user sets to None no longer
         counts."""
         for name in [name for name in self._pending if self._by_name[name].grad is None]:
             del self._pending[name]
@@ -58,7 +58,7 @@ class Gradients:
 
     @property
     def are_unfinished(self) -> bool:
-        """Whether gradients exist and the last call was under `no_sync`: more are to come."""
+        """True if gradients exist and the last call was under `no_sync`: more are to come."""
         return not self._is_synced and any(p.grad is not None for p in self.parameters)
 
     def _unreduced(self, name: str) -> frozenset[str]:

@@ -126,6 +126,6 @@ class Backend(ABC):
         return {name: pending.gradient for name, pending in gradients.items()}
 
     def is_first(self, axes: Sequence[str]) -> bool:
-        """Whether this rank has coordinate 0 on all `axes`, and alone adds a replicated term."""
+        """True if this rank has coordinate 0 on all `axes`, and alone adds a replicated term."""
         del axes
         return True

@@ -90,7 +90,7 @@ class BoundProgram:
 
     @property
     def takes_loss(self) -> bool:
-        """Whether the program takes the gradient of the loss as a `tangent` argument."""
+        """True if the program takes the gradient of the loss as a `tangent` argument."""
         return any(kind == "tangent" for kind, _ in self.slots)
 
     @cached_property
@@ -148,7 +148,7 @@ class BoundProgram:
 
     @property
     def draws(self) -> bool:
-        """Whether the program draws random numbers."""
+        """True if the program draws random numbers."""
         return ("buffer", STATE) in self.slots
 
     @property

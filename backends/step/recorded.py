@@ -352,7 +352,7 @@ class Recorded:
 
 
 def gives_gradient(key: Key) -> bool:
-    """Whether a result is a gradient, of a parameter or an input."""
+    """True if a result is a gradient, of a parameter or an input."""
     return key[0] == "grad" or key[1].startswith(INPUT_GRADIENT)
 
 

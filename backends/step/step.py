@@ -261,7 +261,7 @@ class Step(ShardedState):
         return outputs
 
     def are_own_rows(self, name: str, bound: BoundProgram, call: StepCall) -> bool:
-        """Whether a call returns only this rank's rows of an output."""
+        """True if a call returns only this rank's rows of an output."""
         if call.rows is None or not self._programs.own_rows:
             return False
         return bound.output_shapes[name][:1] == (call.rows.total,)

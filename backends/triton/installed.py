@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is installed. Without it, regions run op by op."""
+    """True if Triton is installed. Without it, regions run op by op."""
     try:
         return find_spec("triton") is not None
     except (ImportError, ValueError):  # hidden, or half removed

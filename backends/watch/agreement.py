@@ -29,7 +29,7 @@ class AgreementError(ValueError):
 
 
 def is_alone() -> bool:
-    """Whether there are no other ranks to agree with."""
+    """True if there are no other ranks to agree with."""
     return not dist.is_initialized() or dist.get_world_size() == 1
 
 

@@ -23,7 +23,7 @@ def own_identity() -> str:
 
 
 def is_running(identity: str) -> bool:
-    """Whether the process with this `own_identity` runs on this machine, and is not stopped."""
+    """True if the process with this `own_identity` runs on this machine, and is not stopped."""
     if not identity:
         return False
     boot, pid, start = identity.split()
@@ -32,7 +32,7 @@ def is_running(identity: str) -> bool:
 
 
 def is_gone(identity: str) -> bool | None:
-    """Whether the process with this `own_identity` has ended; None if it is not on this machine."""
+    """True if the process with this `own_identity` has ended; None if it is not on this machine."""
     boot, _, process = identity.partition(" ")
     if boot != _boot():
         return None

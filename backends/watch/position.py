@@ -119,7 +119,7 @@ def _position(stack: Sequence[_Place]) -> Position:
 
 
 def waits_since_marked(*, mark: bool) -> bool:
-    """Whether the main thread, which waits, is in the same wait as when its frame was last marked.
+    """True if the main thread, which waits, is in the same wait as when its frame was last marked.
 
     mark: whether to mark its innermost frame now, by an attribute that only debuggers read.
     """

@@ -275,7 +275,7 @@ class Watch:
         return f"{text} after {made}, and rank {self.rank} is in call {self.entered}"
 
     def _is_stale(self, rank: int, waited_s: float) -> bool:
-        """Whether a broken connection to `rank` had time to raise an error in the main thread."""
+        """True if a broken connection to `rank` had time to raise an error in the main thread."""
         is_failed = self._seen[rank].record.state.startswith("failed")
         return waited_s > (3 * self.beat_s if is_failed else self.beat_s)
 

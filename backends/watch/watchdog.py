@@ -118,7 +118,7 @@ def meet(what: str, text: str, advice: str = "let every rank do the same") -> No
 
 
 def _is_watched() -> bool:
-    """Whether the process group is still the one that the watch was started for."""
+    """True if the process group is still the one that the watch was started for."""
     if not dist.is_initialized():
         return False
     return _Process.store is default_store()
@@ -146,7 +146,7 @@ def explain(error: RuntimeError) -> None:
 
 
 def is_broken(error: BaseException) -> bool:
-    """Whether an error comes from a broken connection between ranks."""
+    """True if an error comes from a broken connection between ranks."""
     return isinstance(error, RuntimeError) and any(word in str(error) for word in _BROKEN)
 
 

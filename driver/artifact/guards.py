@@ -148,7 +148,7 @@ def _value_text(value: Any) -> str:
 
 
 def _is_own(value: Any) -> bool:
-    """Whether a class or function is not torch's: for those, torch's version is the guard."""
+    """True if a class or function is not torch's: for those, torch's version is the guard."""
     return value.__module__.partition(".")[0] not in ("torch", "builtins")
 
 

@@ -48,7 +48,7 @@ def read(path: str) -> Program:
 
 
 def is_text(name: str) -> bool:
-    """Whether `name` is a program's file or "-" (standard input), rather than a model."""
+    """True if `name` is a program's file or "-" (standard input), rather than a model."""
     return name == "-" or name.endswith(".mlir") or Path(name).is_file()
 
 

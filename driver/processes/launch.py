@@ -85,12 +85,12 @@ def launch(
 
 
 def is_worker() -> bool:
-    """Whether this process is one of several ranks that torchrun, or `launch`, started."""
+    """True if this process is one of several ranks that torchrun, or `launch`, started."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def is_launched() -> bool:
-    """Whether this process was started by `launch`."""
+    """True if this process was started by `launch`."""
     return FOLDER in os.environ
 
 

@@ -46,7 +46,7 @@ class Start:
 
     @property
     def has_agent(self) -> bool:
-        """Whether torchrun keeps the store, rather than rank 0."""
+        """True if torchrun keeps the store, rather than rank 0."""
         return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
     def absence(self, missing: Iterable[int]) -> str:

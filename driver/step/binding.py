@@ -88,6 +88,6 @@ def example_call(request: Request) -> StepCall:
 
 
 def gives_rows(request: Request) -> bool:
-    """Whether each rank passes rows of its own; never on the reference backend."""
+    """True if each rank passes rows of its own; never on the reference backend."""
     is_joint = request.has_processes and request.devices.num_devices > 1
     return request.batch == LOCAL and is_joint

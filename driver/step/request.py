@@ -138,7 +138,7 @@ class CompileOptions:
 
     @property
     def has_processes(self) -> bool:
-        """Whether each device has a process of its own; else this process runs all of them."""
+        """True if each device has a process of its own; else this process runs all of them."""
         return BACKENDS[self.backend].has_processes
 
 

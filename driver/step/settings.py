@@ -97,7 +97,7 @@ class Snapshot:
     values: list[Any]
 
     def is_same(self, other: Snapshot) -> bool:
-        """Whether no setting has changed between two snapshots. Fast."""
+        """True if no setting has changed between two snapshots. Fast."""
         if self.places is not other.places or self.values != other.values:
             return False
         return self.hooks is other.hooks or self.hooks == other.hooks
@@ -165,7 +165,7 @@ class Settings:
         return Snapshot(self._places, self._hooks, values)
 
     def _hooks_may_differ(self) -> bool:
-        """Whether hooks may have changed. Registering a hook takes torch's next handle id, so while
+        """True if hooks may have changed. Registering a hook takes torch's next handle id, so while
         that stays and there were no hooks, there are none. Looking into hundreds of dicts took 2%
         of a step with hidden size 32."""
         is_new = self._num_handles != RemovableHandle.next_id
@@ -239,7 +239,7 @@ def _objects(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_plain_object(value: Any) -> bool:
-    """Whether `value` is an object with attributes, such as a config or a namespace."""
+    """True if `value` is an object with attributes, such as a config or a namespace."""
     if isinstance(value, argparse.Namespace | types.SimpleNamespace):
         return True
     is_other = isinstance(value, (*SIMPLE, torch.Tensor)) or _is_of_libraries(type(value))
@@ -247,7 +247,7 @@ def _is_plain_object(value: Any) -> bool:
 
 
 def _is_of_libraries(kind: type) -> bool:
-    """Whether a class is from the standard library, torch or numpy, which hold no settings."""
+    """True if a class is from the standard library, torch or numpy, which hold no settings."""
     package = kind.__module__.partition(".")[0]
     return package in sys.stdlib_module_names or package in ("torch", "numpy")
 

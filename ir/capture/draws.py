@@ -72,7 +72,7 @@ RECIPES: dict[str, Recipe] = {}
 
 
 def is_in_place(name: str) -> bool:
-    """Whether an overload is in place: it writes the random numbers into its operand `self`."""
+    """True if an overload is in place: it writes the random numbers into its operand `self`."""
     return name.split(".")[1].endswith("_")
 
 

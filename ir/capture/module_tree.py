@@ -80,7 +80,7 @@ def _are_stages(members: Members) -> bool:
 
 
 def _are_alike(members: Members) -> bool:
-    """Whether some two neighbours share at least half of their parameters' names and shapes."""
+    """True if some two neighbours share at least half of their parameters' names and shapes."""
     forms = [
         {(name, parameter.shape) for name, parameter in child.named_parameters()}
         for child in members.values()

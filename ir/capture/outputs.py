@@ -324,7 +324,7 @@ def noting_outputs() -> Iterator[None]:
 
 
 def are_cut() -> bool:
-    """Whether the gradients of outputs, in place of the loss's, are inputs of the backward pass."""
+    """True if the gradients of outputs, in place of the loss's, are inputs of the backward pass."""
     return bool(_CUT)
 
 

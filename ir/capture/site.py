@@ -63,7 +63,7 @@ def site_of_frames(module: str, frames: Iterable[FrameSummary]) -> Site:
 
 
 def is_torchs_own(file: str) -> bool:
-    """Whether a file belongs to torch, except the parts of torch that trace a model."""
+    """True if a file belongs to torch, except the parts of torch that trace a model."""
     return file.startswith(TORCH) and not file.startswith(_TRACING) and os.path.isfile(file)
 
 

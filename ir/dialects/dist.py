@@ -230,7 +230,7 @@ class ToDeviceOp(HostCopyOp):
 
 
 def is_on_host(value: SSAValue) -> bool:
-    """Whether a value is the result of a copy to the host, complete or in flight."""
+    """True if a value is the result of a copy to the host, complete or in flight."""
     op = value.owner
     if isinstance(op, WaitOp):
         op = op.operands[0].owner
@@ -238,7 +238,7 @@ def is_on_host(value: SSAValue) -> bool:
 
 
 def is_copied_back(value: SSAValue) -> bool:
-    """Whether some op copies a value on the host back to the device."""
+    """True if some op copies a value on the host back to the device."""
     return any(isinstance(use.operation, ToDeviceOp) for use in value.uses)
 
 

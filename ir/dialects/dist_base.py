@@ -78,13 +78,13 @@ class DistOp(DefinedOp):
 
     @property
     def is_reduction(self) -> bool:
-        """Whether the op reduces, and does nothing else."""
+        """True if the op reduces, and does nothing else."""
         effect = self.effect
         return effect is not None and effect == Effect(effect.reduces) != Effect()
 
     @property
     def is_gather(self) -> bool:
-        """Whether the op gathers a dim, and does nothing else."""
+        """True if the op gathers a dim, and does nothing else."""
         effect = self.effect
         return effect is not None and effect == Effect(gathers=effect.gathers) != Effect()
 
@@ -168,7 +168,7 @@ class CollectiveOp(OverAxesOp):
 
     @classmethod
     def runs_itself(cls) -> bool:
-        """Whether the class defines `on_group`."""
+        """True if the class defines `on_group`."""
         return cls.on_group is not CollectiveOp.on_group
 
 

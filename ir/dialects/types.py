@@ -47,7 +47,7 @@ def dtype_word(dtype: torch.dtype) -> str:
 
 
 def is_float8(dtype: torch.dtype) -> bool:
-    """Whether a dtype is an 8-bit float: torch promotes none, and their products have scales."""
+    """True if a dtype is an 8-bit float: torch promotes none, and their products have scales."""
     return dtype.is_floating_point and dtype.itemsize == 1
 
 

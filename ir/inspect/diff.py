@@ -244,7 +244,7 @@ class _Comparison:
         return Detail(what, names[0], names[1], (general[0], general[1]))
 
     def _is_same_value(self, value: Value, new: Value) -> bool:
-        """Whether two values match, directly or looking through added and removed ops."""
+        """True if two values match, directly or looking through added and removed ops."""
         partner = self.partners[0].get(value[0])
         if partner is not None and (partner, value[1]) == new:
             return True

@@ -146,7 +146,7 @@ class _Side:
             self.seeds.setdefault(node, (1 << 40) + 2 * node + side)
 
     def is_through(self, node: int) -> bool:
-        """Whether hashes take the i-th result of this node, an op of dialect dist, for its i-th
+        """True if hashes take the i-th result of this node, an op of dialect dist, for its i-th
         operand."""
         return (
             self.looks_through

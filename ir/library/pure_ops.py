@@ -55,7 +55,7 @@ _OF_RUNTIME = ("c10d", "symm_mem", "rngprims", "inductor", "streams", "fsdp", "d
 
 
 def is_pure(name: str) -> bool:
-    """Whether a program may contain an op: a pure ATen op, or a custom op that is pure by its
+    """True if a program may contain an op: a pure ATen op, or a custom op that is pure by its
     schema.
 
     A custom op is known once the code that registers it with `torch.library` is imported.
@@ -64,7 +64,7 @@ def is_pure(name: str) -> bool:
 
 
 def is_custom(name: str) -> bool:
-    """Whether a name, such as `mylib.scale`, is that of a pure custom op."""
+    """True if a name, such as `mylib.scale`, is that of a pure custom op."""
     namespace, *rest = name.split(".")
     is_others = namespace not in _OF_TORCH and not namespace.strip("_").startswith(_OF_RUNTIME)
     if not is_others or not 1 <= len(rest) <= 2:

@@ -58,7 +58,7 @@ def ordered(placements: Iterable[Placement]) -> DimSharding:
 
 
 def fits(placements: Sequence[Placement], dim_size: int) -> bool:
-    """Whether the placements can shard a dim of `dim_size`, with or without padding."""
+    """True if the placements can shard a dim of `dim_size`, with or without padding."""
     upper = 0
     for placement in ordered(placements):
         if upper % placement.span if upper else placement.stride >= dim_size:
@@ -74,7 +74,7 @@ def padded_size(placements: Sequence[Placement], dim_size: int) -> int:
 
 
 def is_even(placements: Sequence[Placement], dim_size: int) -> bool:
-    """Whether the placements shard a dim of `dim_size` without padding."""
+    """True if the placements shard a dim of `dim_size` without padding."""
     return padded_size(placements, dim_size) == dim_size
 
 
@@ -116,7 +116,7 @@ def contiguous(axes: Sequence[str], dim_size: int, mesh: Mesh) -> DimSharding:
 
 
 def is_plain(dim: DimSharding, dim_size: int) -> bool:
-    """Whether the placements are those of `contiguous`."""
+    """True if the placements are those of `contiguous`."""
     if not is_contiguous(dim, dim_size):
         return False
     num_shards = math.prod(p.size for p in dim)
@@ -172,7 +172,7 @@ class Sharding:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every device holds the whole value."""
+        """True if every device holds the whole value."""
         return not self.axes
 
     @cached_property
@@ -225,7 +225,7 @@ class Sharding:
         return tuple([held_size(dim, size, coordinates) for size, dim in pairs])
 
     def is_even(self, shape: Sequence[int]) -> bool:
-        """Whether no part of a value of global `shape` has padding."""
+        """True if no part of a value of global `shape` has padding."""
         return all(is_even(dim, size) for size, dim in zip(shape, self.dims, strict=True))
 
     def global_shape(self, local: Sequence[int]) -> tuple[int, ...]:
@@ -234,7 +234,7 @@ class Sharding:
         return self.without_padding([size * math.prod(p.size for p in dim) for size, dim in pairs])
 
     def is_chunked(self, shape: Sequence[int]) -> bool:
-        """Whether each uneven dim is sharded over one axis, as `torch.chunk` splits it. DTensor can
+        """True if each uneven dim is sharded over one axis, as `torch.chunk` splits it. DTensor can
         represent no other uneven shards."""
         return all(
             is_even(dim, size) or (len(dim) == 1 and is_plain(dim, size))
@@ -268,7 +268,7 @@ def block_of(dim: DimSharding, placement: Placement) -> int:
 
 
 def is_contiguous(dim: DimSharding, dim_size: int) -> bool:
-    """Whether the placements are nested shards of the dim, major to minor: each device holds
+    """True if the placements are nested shards of the dim, major to minor: each device holds
     consecutive indices, from its position times the shard's size on."""
     upper = 0
     for placement in dim:

@@ -59,7 +59,7 @@ def column_results(op: AtenOp) -> list[SSAValue]:
 
 
 def sums_few_rows(op: Operation) -> bool:
-    """Whether an op sums a few rows, dense in memory, into one row. Generated code that combines
+    """True if an op sums a few rows, dense in memory, into one row. Generated code that combines
     partial results does this too, so that the op needs no kernel."""
     if spec_of(op).reductions is not reductions_over_dims or not isinstance(op, AtenOp):
         return False

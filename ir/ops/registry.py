@@ -89,12 +89,12 @@ def weight_of(op: Operation) -> int | None:
 
 
 def is_attention(op: Operation) -> TypeGuard[AtenOp]:
-    """Whether an op is fused attention, forward or backward."""
+    """True if an op is fused attention, forward or backward."""
     return spec_of(op).attention is not None
 
 
 def is_positional(op: Operation) -> TypeGuard[AtenOp]:
-    """Whether an op is fused attention on tokens at given positions: a shard of an attention."""
+    """True if an op is fused attention on tokens at given positions: a shard of an attention."""
     attention = spec_of(op).attention
     return attention is not None and bool(attention.global_name)
 
@@ -113,7 +113,7 @@ def first_of_attention(op: Operation) -> int:
 
 
 def gives_zero(op: AtenOp, zeros: Mapping[int, bool]) -> bool:
-    """Whether an op's result is 0 at an index of a dim, given the operands that are 0 there. zeros:
+    """True if an op's result is 0 at an index of a dim, given the operands that are 0 there. zeros:
     for each operand that has the dim, whether it is 0 there."""
     match spec_of(op).zero:
         case "all":
@@ -133,7 +133,7 @@ def gives_zero(op: AtenOp, zeros: Mapping[int, bool]) -> bool:
 
 
 def is_random(op: Operation) -> TypeGuard[AtenOp]:
-    """Whether each call of an op draws new random numbers, as torch's own table says."""
+    """True if each call of an op draws new random numbers, as torch's own table says."""
     return isinstance(op, AtenOp) and _is_random(op.name)
 
 

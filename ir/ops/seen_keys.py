@@ -56,14 +56,14 @@ def _num_pieces(queries: _Positions, keys: _Positions, mesh: Mesh) -> int:
 
 
 def is_causal(op: AtenOp) -> bool:
-    """Whether a fused attention is causal: a query sees only keys at its position and before."""
+    """True if a fused attention is causal: a query sees only keys at its position and before."""
     if is_positional(op):
         return op.tensor("query_positions") is not None
     return bool(op.value("is_causal"))
 
 
 def are_counted(positions: SSAValue) -> bool:
-    """Whether positions depend only on mesh coordinates, so that they are known before the run."""
+    """True if positions depend only on mesh coordinates, so that they are known before the run."""
     return _read(positions) is not None
 
 

@@ -166,7 +166,7 @@ class OpSpec:
 
     @property
     def has_rule(self) -> bool:
-        """Whether the op has a factor rule."""
+        """True if the op has a factor rule."""
         return bool(self.rule or self.notation)
 
     @property
@@ -176,22 +176,22 @@ class OpSpec:
 
     @property
     def may_share(self) -> bool:
-        """Whether results share the memory of operand 0; for a reshape, if its strides allow it."""
+        """True if results share the memory of operand 0; for a reshape, if its strides allow it."""
         return self.view not in (None, "cast")
 
     @property
     def is_layout(self) -> bool:
-        """Whether the result has all elements of operand 0, so that a kernel only maps indices."""
+        """True if the result has all elements of operand 0, so that a kernel only maps indices."""
         return self.view in ("reshape", "permute", "expand")
 
     @property
     def is_rearrangement(self) -> bool:
-        """Whether the result has each element of operand 0 once."""
+        """True if the result has each element of operand 0 once."""
         return self.view in ("reshape", "permute")
 
     @property
     def keeps_weight(self) -> bool:
-        """Whether the op keeps a weight's data: it only changes the weight's layout or dtype."""
+        """True if the op keeps a weight's data: it only changes the weight's layout or dtype."""
         return self.is_layout or self.view == "cast"
 
 

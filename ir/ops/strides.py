@@ -33,7 +33,7 @@ def ordered_strides(shape: Sequence[int], like: Sequence[int]) -> Sizes:
 
 
 def refines(fine: Sequence[int], coarse: Sequence[int]) -> bool:
-    """Whether each dim of `coarse` is a product of neighbouring dims of `fine`, which it splits
+    """True if each dim of `coarse` is a product of neighbouring dims of `fine`, which it splits
     into."""
     return {math.prod(fine), *dense_strides(fine)}.issuperset(dense_strides(coarse))
 
@@ -87,7 +87,7 @@ def expected_strides(value: SSAValue) -> Sizes:
 
 
 def _is_view(value: SSAValue) -> bool:
-    """Whether a value is a view, or made by no ATen op, so that its strides are known."""
+    """True if a value is a view, or made by no ATen op, so that its strides are known."""
     owner = value.owner
     return not isinstance(owner, AtenOp) or spec_of(owner).view not in (None, "cast")
 

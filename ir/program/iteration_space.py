@@ -65,7 +65,7 @@ class IterationSpace:
 
     @property
     def holds_columns(self) -> bool:
-        """Whether each program instance has all rows of its columns, and reduces whole columns."""
+        """True if each program instance has all rows of its columns, and reduces whole columns."""
         return self.family == "columns" and self.rows <= FEW_ROWS
 
 
@@ -119,7 +119,7 @@ def ancestors(values: Iterable[SSAValue], members: Collection[Operation]) -> set
 
 
 def is_kernel_alone(op: Operation) -> bool:
-    """Whether an op gets a kernel even if no other is fused with it: a sum of a few rows, or the
+    """True if an op gets a kernel even if no other is fused with it: a sum of a few rows, or the
     gradient of a lookup, for which the library takes several launches."""
     if op.name == LOOKUP_GRADIENT and role_of(op) is not None:
         return isinstance(space_of([op], op.results), IterationSpace)
@@ -203,7 +203,7 @@ def _num_read_whole(gradient: AtenOp, before: list[AtenOp]) -> int:
 
 
 def _adds_to_table(op: AtenOp, made: SSAValue, members: list[AtenOp]) -> bool:
-    """Whether an op adds `made` to a value of its shape and dtype from outside the kernel."""
+    """True if an op adds `made` to a value of its shape and dtype from outside the kernel."""
     others = [value for value in op.operands if value is not made]
     return (
         op.name == "aten.add.Tensor"

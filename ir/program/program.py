@@ -124,7 +124,7 @@ class Program:
         return _call("shardweave.ir.inspect.html:program_html", self)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both have the same structure, types and annotations; names do not count."""
+        """True if both have the same structure, types and annotations; names do not count."""
         return isinstance(other, Program) and self.module.is_structurally_equivalent(other.module)
 
     __hash__ = object.__hash__
@@ -236,7 +236,7 @@ class Program:
 
     @property
     def is_local(self) -> bool:
-        """Whether collectives are inserted and types are those of one rank."""
+        """True if collectives are inserted and types are those of one rank."""
         return LOCAL in self.module.attributes
 
     def set_local(self) -> None:

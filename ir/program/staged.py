@@ -92,7 +92,7 @@ class StageFunction(Program):
 
     @property
     def is_once(self) -> bool:
-        """Whether it runs once in a step, not for each micro-batch."""
+        """True if it runs once in a step, not for each micro-batch."""
         return self.direction in ONCE
 
     @property
@@ -122,7 +122,7 @@ class Run:
 
 
 def is_staged(program: Program) -> bool:
-    """Whether a program has stage functions; a `StageFunction` by itself has none."""
+    """True if a program has stage functions; a `StageFunction` by itself has none."""
     first = program.module.body.block.first_op
     is_whole = not isinstance(program, StageFunction)
     return is_whole and first is not None and first.next_op is not None

@@ -21,7 +21,7 @@ from shardweave.ir.torch_private import is_composite, schema_of
 
 
 def is_view(op: Operation) -> bool:
-    """Whether an op's result shares its operand's memory, so that the op takes no time. A reshape
+    """True if an op's result shares its operand's memory, so that the op takes no time. A reshape
     does so unless the operand's strides force a copy, as after a permutation."""
     facts = spec_of(op)
     if facts.view != "reshape":
@@ -32,7 +32,7 @@ def is_view(op: Operation) -> bool:
 
 
 def copies(op: Operation) -> bool:
-    """Whether an op is a reshape that copies, because its operand's strides allow no view."""
+    """True if an op is a reshape that copies, because its operand's strides allow no view."""
     return spec_of(op).view == "reshape" and not is_view(op)
 
 
@@ -54,13 +54,13 @@ def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SS
 
 
 def reduces_in_place(op: Operation) -> bool:
-    """Whether an op is an all-reduce of a single value that nobody else reads. The result is then
+    """True if an op is an all-reduce of a single value that nobody else reads. The result is then
     written over the operand. Several operands would be copied into one message."""
     return isinstance(op, AllReduceOp) and len(op.operands) == 1 and is_unshared(op.operands[0])
 
 
 def is_unshared(value: SSAValue) -> bool:
-    """Whether a value has one reader and shares its memory with no other value that is read. Its
+    """True if a value has one reader and shares its memory with no other value that is read. Its
     reader may then overwrite it in place."""
     while value.has_one_use() and isinstance(value, OpResult):
         maker = value.op
@@ -112,14 +112,14 @@ def outside(value: SSAValue) -> SSAValue:
 
 
 def adds_its_result(op: Operation) -> bool:
-    """Whether an op can accumulate into existing memory instead of allocating its result. Matrix
+    """True if an op can accumulate into existing memory instead of allocating its result. Matrix
     product libraries do so at no cost."""
     return op.name == "aten.mm"
 
 
 @cache
 def makes_memory(name: str) -> bool:
-    """Whether the results of an ATen op never alias its operands, by its schema. An op that torch
+    """True if the results of an ATen op never alias its operands, by its schema. An op that torch
     composes of others, such as dropout, may return its operand."""
     overload = overload_named(name)
     if is_composite(overload):

@@ -97,7 +97,7 @@ def accesses(ops: Collection[Operation]) -> tuple[dict[SSAValue, int], dict[SSAV
 
 
 def _is_read_outside(value: SSAValue, members: set[Operation]) -> bool:
-    """Whether an op that is not a member reads the value or a layout of it."""
+    """True if an op that is not a member reads the value or a layout of it."""
     return any(
         use.operation not in members
         or (

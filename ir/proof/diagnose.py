@@ -29,7 +29,7 @@ from shardweave.ir.proof.walk import Walk
 
 
 def is_of_sum(value: Value, forms: FormsOf) -> bool:
-    """Whether a value may be a step of a sum of exponentials relative to a shard's own maximum.
+    """True if a value may be a step of a sum of exponentials relative to a shard's own maximum.
     forms: looks up ops of the global program."""
     match value:
         case Local("aten.sub.Tensor", given, (Relation() as first, Relation() as second)):

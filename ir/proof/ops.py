@@ -32,13 +32,13 @@ def dtype_kind_of(value: SSAValue) -> str:
 
 
 def draws(op: AtenOp) -> bool:
-    """Whether an op draws random numbers. Attention does if its dropout is not 0."""
+    """True if an op draws random numbers. Attention does if its dropout is not 0."""
     drops = op.signature.parameter("dropout_p")
     return is_random(op) and (drops is None or op.value("dropout_p") != 0)
 
 
 def is_cast(op: Operation) -> bool:
-    """Whether an op casts from one floating-point type to another."""
+    """True if an op casts from one floating-point type to another."""
     return (
         spec_of(op).view == "cast"
         and dtype_kind_of(op.operands[0]) == "float"

@@ -29,7 +29,7 @@ def argument_of(table: Expressions, local: Program, slot: Slot) -> Relation:
 
 
 def is_declared(sharding: Sharding, declared: Sharding) -> bool:
-    """Whether `sharding` equals `declared`; dims along which the value is constant may differ."""
+    """True if `sharding` equals `declared`; dims along which the value is constant may differ."""
     same_sum = (sharding.unreduced, sharding.reduction) == (declared.unreduced, declared.reduction)
     return same_sum and all(map(stands_for, sharding.dims, declared.dims))
 

@@ -188,12 +188,12 @@ def _carried(sharding: Sharding, dims: tuple[DimSharding, ...] | None) -> Shardi
 
 
 def has_shardings(program: Program) -> bool:
-    """Whether some op has a `sharding` annotation."""
+    """True if some op has a `sharding` annotation."""
     return any(isinstance(op.properties.get("sharding"), ArrayAttr) for op in program.ops)
 
 
 def is_propagated(program: Program) -> bool:
-    """Whether every op of a global program has its shardings. Raises ValueError if only some do."""
+    """True if every op of a global program has its shardings. Raises ValueError if only some do."""
     if not has_shardings(program):
         return False
     for op in program.ops:

@@ -89,7 +89,7 @@ def _row_of(op: AtenOp, rule: Rule, index: int) -> int | None:
 
 
 def is_by_row(op: AtenOp, rule: Rule, index: int) -> bool:
-    """Whether an op computes row i of each result from row i of operand `index`."""
+    """True if an op computes row i of each result from row i of operand `index`."""
     row = _row_of(op, rule, index)
     if row is None or (rule.localize and not spec_of(op).is_lookup):
         return False
@@ -97,7 +97,7 @@ def is_by_row(op: AtenOp, rule: Rule, index: int) -> bool:
 
 
 def adds_rows(op: AtenOp, rule: Rule, index: int) -> bool:
-    """Whether an op sums over the rows of operand `index`."""
+    """True if an op sums over the rows of operand `index`."""
     row = _row_of(op, rule, index)
     is_gone = not any(row in names for dims in rule.results for names in dims)
     return row is not None and is_gone and rule.factors[row].reduction == "sum"

@@ -35,7 +35,7 @@ def _stands_right(op: Operation) -> bool:
 
 
 def is_known_right(op: Operation) -> bool:
-    """Whether an op's types and properties are those of a verified ATen op. This lookup is much
+    """True if an op's types and properties are those of a verified ATen op. This lookup is much
     faster than `problem_of_op`."""
     return _as_it_stands(op) in _right_as_they_stand and _stands_right(op)
 

@@ -203,7 +203,7 @@ class _Verifier:
     # Ops
 
     def _is_right(self, op: Operation) -> bool:
-        """Whether an op equals a verified op, reads no partial sum, and has fitting shardings. A
+        """True if an op equals a verified op, reads no partial sum, and has fitting shardings. A
         fast path for most ops; `_op` checks the others and describes their problems."""
         if self.untyped or not is_known_right(op):
             return False

@@ -230,7 +230,7 @@ def _order(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, 
 
 
 def _is_given(giver: Slot, slot: Slot, read: _Read) -> bool:
-    """Whether `giver`, a result of an earlier run, has the type that argument `slot` expects. A
+    """True if `giver`, a result of an earlier run, has the type that argument `slot` expects. A
     function that runs per micro-batch may read its shard of a `whole` value. A value that was left
     on the host must be copied back."""
     type_, axis = tensor_type_of(slot.value), micro_axis(read.function)

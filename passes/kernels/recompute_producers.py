@@ -169,7 +169,7 @@ def _plan_for(value: SSAValue, growth: Growth) -> _Recomputed | None:
 
 
 def _is_cheap(op: Operation) -> bool:
-    """Whether an op computes each element in a few instructions from its operands' elements."""
+    """True if an op computes each element in a few instructions from its operands' elements."""
     return role_of(op) in ("pointwise", "move") and spec_of(op).costly != "trigonometric"
 
 
@@ -210,7 +210,7 @@ def _escapes(value: SSAValue, home: Unit) -> bool:
 
 
 def _fits(unit: Unit, plan: _Recomputed) -> bool:
-    """Whether a kernel stays within its limits with up to two clones of each recomputed op."""
+    """True if a kernel stays within its limits with up to two clones of each recomputed op."""
     inputs = _inputs_of(unit) | plan.stored
     num_results = len(escaping_values(unit.ops))
     fits = len(inputs) + num_results <= MAX_VALUES

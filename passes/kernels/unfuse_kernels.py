@@ -54,7 +54,7 @@ def _is_in_order(ops: list[Operation], program: Program) -> bool:
 
 
 def has_regions(program: Program) -> bool:
-    """Whether a program, or a function of a program of stages, has fused ops."""
+    """True if a program, or a function of a program of stages, has fused ops."""
     return any(isinstance(op, FusedOp) for op in ops_of_parts(program))
 
 

@@ -175,7 +175,7 @@ class _Candidate:
         return Placement(CHUNKS, self.chunks, self.stride)
 
     def fits(self, logits: _Logits) -> bool:
-        """Whether the chunks fit together with the sharding that the logits have already."""
+        """True if the chunks fit together with the sharding that the logits have already."""
         held, size = logits.sharding.dims[self.dim], shape_of(logits.value)[self.dim]
         return self.chunks > 1 and fits((*held, self.placement), size)
 

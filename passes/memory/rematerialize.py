@@ -149,7 +149,7 @@ def _gather_once(program: Program) -> int:
 
 
 def _is_for_attention(op: Operation) -> bool:
-    """Whether an op is a collective that only attention reads, such as a gather of keys or values;
+    """True if an op is a collective that only attention reads, such as a gather of keys or values;
     each pass runs its own."""
     if not isinstance(op, CollectiveOp):
         return False
@@ -225,7 +225,7 @@ class _Recomputation:
                 numbers[key] = number + 1
 
     def _is_kept(self, value: SSAValue) -> bool:
-        """Whether a value is available in the backward pass without recomputation."""
+        """True if a value is available in the backward pass without recomputation."""
         if value not in self.kept:
             self.kept[value] = self._must_be_kept(value)
         return self.kept[value]

@@ -72,7 +72,7 @@ class _Site:
     tokens: int
 
     def is_cheaper(self) -> bool:
-        """Whether sending rows, under balanced routing, moves fewer rows than a gather does."""
+        """True if sending rows, under balanced routing, moves fewer rows than a gather does."""
         needed = max(shape_of(_numbers(op))[0] for op in self.ops)
         return needed * len(self.ops) < 2 * self.tokens
 

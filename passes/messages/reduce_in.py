@@ -29,7 +29,7 @@ def _widens(held: torch.dtype, dtype: torch.dtype) -> bool:
 
 
 def _is_returned_alone(value: SSAValue, program: Program, gradients: set[SSAValue]) -> bool:
-    """Whether a value is a gradient, and read by nothing but the return."""
+    """True if a value is a gradient, and read by nothing but the return."""
     last = program.return_op
     return value in gradients and all(use.operation is last for use in value.uses)
 

@@ -192,7 +192,7 @@ class Propagation:
         return True
 
     def _spoils_larger(self, op: AtenOp, index: int, assignment: Assignment) -> bool:
-        """Whether `assignment` gives a larger result, such as a norm's output, unwanted shards."""
+        """True if `assignment` gives a larger result, such as a norm's output, unwanted shards."""
         size = prod(shape_of(op.results[index]))
         return any(
             prod(shape_of(result)) > size

@@ -66,7 +66,7 @@ class SharedWishes:
                 self._travel_to(value)
 
     def _is_moved(self, value: SSAValue, read: Sharding | None) -> bool:
-        """Whether a use reshards a value, and keeps it sharded over all its axes."""
+        """True if a use reshards a value, and keeps it sharded over all its axes."""
         now = self.flow.versions[value][0]
         if read is now or read is None or not now.axes or read.dims == now.dims:
             return False

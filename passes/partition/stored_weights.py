@@ -34,7 +34,7 @@ class StoredWeights:
         self._made: set[SSAValue] = set()
 
     def is_view(self, op: AtenOp) -> bool:
-        """Whether an op is a view or cast of a weight. Records it, to repeat it where it is
+        """True if an op is a view or cast of a weight. Records it, to repeat it where it is
         read."""
         if not spec_of(op).keeps_weight or len(op.operands) != 1:
             return False
@@ -47,14 +47,14 @@ class StoredWeights:
         return True
 
     def lacks(self, value: SSAValue) -> bool:
-        """Whether a value is a weight to gather before its next use; marks it as gathered."""
+        """True if a value is a weight to gather before its next use; marks it as gathered."""
         if value in self._ready or (value not in self.stored and value not in self._views):
             return False
         self._ready.add(value)
         return True
 
     def is_made_again(self, value: SSAValue) -> bool:
-        """Whether a weight was made before, and freed."""
+        """True if a weight was made before, and freed."""
         return value in self._made
 
     def free(self) -> set[SSAValue]:

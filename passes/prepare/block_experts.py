@@ -281,7 +281,7 @@ class _Ragged:
         return Builder.before(place, owner).insert(new, value).results[0]
 
     def _is_looked_up(self, value: SSAValue) -> bool:
-        """Whether a value is a lookup, or a view or a cast of it."""
+        """True if a value is a lookup, or a view or a cast of it."""
         owner = value.owner
         while isinstance(owner, AtenOp) and spec_of(owner).view in ("cast", "reshape", "expand"):
             owner = owner.operands[0].owner

@@ -129,7 +129,7 @@ class _Walk:
             self.batches.parts[result] = None
 
     def _is_told(self, op: dist.DistOp) -> bool:
-        """Whether the sharding of an op's result over micro-batches is known."""
+        """True if the sharding of an op's result over micro-batches is known."""
         (sharding,) = shardings_of(op, self.program)
         is_cut = sharding is not None and sharding.seat_of(self.axis or "") is not None
         return is_cut or op.is_gather

@@ -38,7 +38,7 @@ class Members:
     )
 
     def has(self, value: SSAValue) -> bool:
-        """Whether the function computes, takes or receives the value."""
+        """True if the function computes, takes or receives the value."""
         return value.owner in self.ops or value in self.given or value in self.received
 
     @property

@@ -89,7 +89,7 @@ def _check_order(places: Places, stages: Mapping[str, int]) -> None:
 
 
 def _joins_stages(op: Operation, places: Places, batches: MicroBatches) -> bool:
-    """Whether an op adds terms of sums over micro-batches that several stages have."""
+    """True if an op adds terms of sums over micro-batches that several stages have."""
     if op.results[0] not in batches.terms:
         return False
     owners = (value.owner for value in op.operands if value in batches.terms)
@@ -99,7 +99,7 @@ def _joins_stages(op: Operation, places: Places, batches: MicroBatches) -> bool:
 
 
 def _reads_no_stage(op: Operation, places: Places, stages: Mapping[str, int]) -> bool:
-    """Whether an op outside all layers reads nothing that a stage made, as a count of labels over
+    """True if an op outside all layers reads nothing that a stage made, as a count of labels over
     all replicas does."""
     return layer_of(op) not in stages and not places.of(op.operands, is_forward=True)
 
@@ -172,7 +172,7 @@ def _tell_freedom(program: Program, batches: MicroBatches, places: Places) -> No
 
 
 def _is_cheap(op: Operation) -> bool:
-    """Whether an op may be computed in several functions: no random op, message or product."""
+    """True if an op may be computed in several functions: no random op, message or product."""
     is_message = isinstance(op, dist.DistOp) and not isinstance(
         op, (dist.ShardIndexOp, dist.SliceOp)
     )

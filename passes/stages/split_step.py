@@ -80,12 +80,12 @@ def _split(program: Program) -> SplitStep | None:
 
 
 def is_late_result(slot: Slot) -> bool:
-    """Whether a result of a step is one of its backward part."""
+    """True if a result of a step is one of its backward part."""
     return slot.kind == "grad" or slot.name.startswith(INPUT_GRADIENT)
 
 
 def is_tangent(slot: Slot) -> bool:
-    """Whether an argument of a step is the gradient of one of its outputs."""
+    """True if an argument of a step is the gradient of one of its outputs."""
     return slot.kind == "tangent" or slot.name.startswith(TANGENT)
 
 
@@ -144,7 +144,7 @@ def _late(program: Program) -> set[Operation] | None:
 
 
 def _crosses(program: Program, late: set[Operation]) -> bool:
-    """Whether products of the forward part come after products of the backward part."""
+    """True if products of the forward part come after products of the backward part."""
     is_behind = False
     for op in program.ops:
         if spec_of(op).product is not None:

@@ -165,7 +165,7 @@ def _fastest(
 
 
 def _is_wanted(sizes: Mapping[str, int], max_stages: int | None, strategy: Strategy) -> bool:
-    """Whether a strategy has the degrees in `sizes`, if given, and at most `max_stages` stages."""
+    """True if a strategy has the degrees in `sizes`, if given, and at most `max_stages` stages."""
     degrees = zip(AXES, (strategy.pipeline, strategy.data, strategy.tensor), strict=True)
     if sizes and any(sizes.get(axis, 1) != degree for axis, degree in degrees):
         return False
@@ -173,7 +173,7 @@ def _is_wanted(sizes: Mapping[str, int], max_stages: int | None, strategy: Strat
 
 
 def _runs_in_turn(strategy: Strategy, profile: ProgramProfile) -> bool:
-    """Whether micro-batches run one by one through stages; without stages they are sub-batches,
+    """True if micro-batches run one by one through stages; without stages they are sub-batches,
     where ops may mix samples."""
     return strategy.pipeline > 1 and strategy.num_micro_batches(profile.model.batch) > 1
 

@@ -254,7 +254,7 @@ class Estimator:
         return 2 / ring_passes(point.zero, point.micro_batches) * rate * shards
 
     def _is_divided(self, point: JointPoint) -> bool:
-        """Whether ZeRO shards over only some replicas, so that others hold equal shards."""
+        """True if ZeRO shards over only some replicas, so that others hold equal shards."""
         return point.zero > 0 and point.replica * point.context > 1
 
     def _ring(self, point: JointPoint, over: tuple[str, ...]) -> tuple[float, float]:

@@ -188,7 +188,7 @@ class JointSearch:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the lower bound of each point that was not simulated exceeds the best time."""
+        """True if the lower bound of each point that was not simulated exceeds the best time."""
         return not self.stopped and not any(True for _ in self._left())
 
     def _estimate_all(self, points: Iterable[JointPoint], *, may_wait: bool = True) -> None:
@@ -215,7 +215,7 @@ class JointSearch:
                 self._least_s = min(self._least_s, estimate.time_s)
 
     def _waits(self, point: JointPoint) -> bool:
-        """Whether a deep model's point is put off because its twin is too slow by its estimate. The
+        """True if a deep model's point is put off because its twin is too slow by its estimate. The
         twin sends as much, computes no more, and needs no partition of its own."""
         limit_s = self.best[1].time_s if self.best else self._least_s
         if not self.evaluator.depths.is_deep or math.isinf(limit_s):
@@ -395,7 +395,7 @@ class JointSearch:
                 yield from (v for v in self._variants(point) if not self._is_seen(v))
 
     def _is_near(self, point: JointPoint) -> bool:
-        """Whether another schedule may make a simulated point the fastest, or let it fit."""
+        """True if another schedule may make a simulated point the fastest, or let it fit."""
         known = self.evaluator.simulated.get(point)
         if known is None:
             return False
@@ -409,7 +409,7 @@ class JointSearch:
         return point in self.evaluator.simulated or point in self.evaluator.problems
 
     def _may_win(self, point: JointPoint) -> bool:
-        """Whether a point may fit and be faster than the best, by its estimate and bounds."""
+        """True if a point may fit and be faster than the best, by its estimate and bounds."""
         key = point
         if key not in self.estimates:
             try:
@@ -428,7 +428,7 @@ class JointSearch:
         return max(estimate.bound_s, filling_s) < best[1].time_s
 
     def _is_promising(self, point: JointPoint) -> bool:
-        """Whether a point's estimate is near the best time; true if the model is not deep."""
+        """True if a point's estimate is near the best time; true if the model is not deep."""
         best = self.best
         if best is None or not self.evaluator.depths.is_deep:
             return True

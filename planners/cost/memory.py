@@ -117,7 +117,7 @@ def state_bytes(
 
 
 def is_mixed(itemsize: int, precision: str) -> bool:
-    """Whether parameters with `itemsize` bytes per element are trained in mixed precision."""
+    """True if parameters with `itemsize` bytes per element are trained in mixed precision."""
     return precision.endswith("-mixed") or (not precision and itemsize == 2)
 
 

@@ -190,7 +190,7 @@ def _annotate_ops(plan: Plan, program: Program, mesh: Mesh) -> None:
 
 
 def is_layer_output(op: Operation) -> bool:
-    """Whether an op's only result is read by another layer in the forward pass."""
+    """True if an op's only result is read by another layer in the forward pass."""
     if len(op.results) != 1:
         return False
     return any(

@@ -154,7 +154,7 @@ def _inputs(
 
 
 def _is_planned(note: str, table: Lookup) -> bool:
-    """Whether the plan shards the input that a note names, or does not name it."""
+    """True if the plan shards the input that a note names, or does not name it."""
     text = table.find(note.split("'")[1])
     return text is None or _is_cut(text)
 

@@ -76,7 +76,7 @@ def _experts(linear: LinearMap) -> int:
 
 
 def _is_of_experts(linear: LinearMap) -> bool:
-    """Whether a map is a matrix product with a parameter of three dims; a convolution is none."""
+    """True if a map is a matrix product with a parameter of three dims; a convolution is none."""
     return len(shape_of(linear.parameter)) == 3 and bool(spec_of(linear.op).notation)
 
 

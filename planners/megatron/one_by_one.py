@@ -1,4 +1,4 @@
-"""Whether the micro-batches of a program can run one by one, before any plan is made."""
+"""True if the micro-batches of a program can run one by one, before any plan is made."""
 
 from __future__ import annotations
 

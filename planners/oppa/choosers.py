@@ -55,7 +55,7 @@ class History:
         return [row for row in range(len(self.table.configurations)) if row not in tried]
 
     def fits(self, record: Record) -> bool:
-        """Whether a trial ran, within the memory."""
+        """True if a trial ran, within the memory."""
         peak, limit = record.outcome.peak_bytes, self.memory_bytes
         is_within = peak is None or limit is None or peak <= limit
         return record.outcome.status == "ok" and is_within

@@ -76,7 +76,7 @@ class _AxonnOrder:
         return list(self.order)
 
     def _may_wait(self, op: Operation) -> bool:
-        """Whether to defer an op until an input gradient of its block is being reduced."""
+        """True if an op waits until an input gradient of its block is being reduced."""
         if not self.input_gradients or phase_of(op) != "backward" or op in self.leading:
             return False
         if self.put_off and self.blocks.of_op(self.put_off[0]) != self.blocks.of_op(op):
@@ -84,7 +84,7 @@ class _AxonnOrder:
         return True
 
     def _shows_gradient(self, op: Operation) -> bool:
-        """Whether an op reads a reduced gradient; nothing computes with it, so it can come last."""
+        """True if an op reads a reduced gradient; nothing computes with it, so it can come last."""
         owners = (value.owner for value in op.operands)
         return any(
             isinstance(owner, WaitOp) and owner.operands[0].owner in self.gradients

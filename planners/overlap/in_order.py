@@ -190,7 +190,7 @@ class _InOrder:
                 self._add(wait_of(op))
 
     def _can_wait(self, op: Operation) -> bool:
-        """Whether to defer an op until a message of its block is in flight."""
+        """True if an op waits until a message of its block is in flight."""
         if not self.is_ahead or not self.joints_left:
             return False
         if self.deferred and self.blocks.of_op(self.deferred[0]) != self.blocks.of_op(op):
@@ -254,7 +254,7 @@ def _is_joining(op: Operation) -> bool:
 
 
 def is_last(start: Operation) -> bool:
-    """Whether the program only returns a message's result, and no op reads it."""
+    """True if the program only returns a message's result, and no op reads it."""
     return all(map(_is_returned, wait_of(start).results))
 
 

@@ -79,7 +79,7 @@ class MemoryBudget:
         self.left = list(live.num_readers)
 
     def admits(self, i: int) -> bool:
-        """Whether an op fits under the cap, or frees at least as many bytes as it allocates."""
+        """True if an op fits under the cap, or frees at least as many bytes as it allocates."""
         created = self.live.created_bytes[i]
         if self.bytes + created <= self.cap_bytes:
             return True

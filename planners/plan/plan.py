@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether a step runs several stages or micro-batches, and so by a schedule."""
+        """True if a step runs several stages or micro-batches, and so by a schedule."""
         return self.pipeline is not None and (self.num_stages, self.pipeline.micro_batches) != (
             1,
             1,
@@ -112,7 +112,7 @@ class Plan:
 
     @property
     def orders_stages(self) -> bool:
-        """Whether schedule `list` orders micro-batches by seconds on the plan's cluster."""
+        """True if schedule `list` orders micro-batches by seconds on the plan's cluster."""
         return self.pipeline is not None and self.pipeline.schedule == "list"
 
     def to_json(self) -> str:

@@ -109,7 +109,7 @@ class Predicted:
 
     @property
     def fits(self) -> bool:
-        """Whether the step fits into the memory of its device."""
+        """True if the step fits into the memory of its device."""
         return self.peak_bytes <= self.capacity_bytes
 
 

@@ -58,7 +58,7 @@ def batch_shardings(program: Program, mesh: Mesh, *axes: str) -> tuple[dict[str,
 
 
 def can_be_cut(size: int, axes: Sequence[str], mesh: Mesh) -> bool:
-    """Whether a dim of `size` can be sharded over `axes`, evenly or not, with no rank left out."""
+    """True if a dim of `size` can be sharded over `axes`, evenly or not, with no rank left out."""
     try:
         contiguous(axes, size, mesh)
     except ValueError:

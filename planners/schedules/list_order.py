@@ -47,7 +47,7 @@ Placement = Sequence[Sequence[int]]
 
 
 Fits = Callable[[Table], bool]
-"""Whether an order fits into the memory of all ranks."""
+"""True if an order fits into the memory of all ranks."""
 
 
 def list_table(
@@ -247,7 +247,7 @@ class _Greedy:
         return actions
 
     def _comes_before(self, rank: int, now_s: float, until_s: float) -> bool:
-        """Whether a pass F or I that the rank may run becomes ready between two times."""
+        """True if a pass F or I that the rank may run becomes ready between two times."""
         kinds: list[Kind] = ["I"]
         if self.in_flight[rank] < self.policy.limits[rank]:
             kinds.append("F")

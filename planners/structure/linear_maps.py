@@ -74,7 +74,7 @@ class LinearMap:
         return carried and self.rule.factors_of(self.rule.operands[self.weight], carried)
 
     def is_contracted_in(self, cut: Cut) -> bool:
-        """Whether sharding `cut` of the parameter shards the input features (k)."""
+        """True if sharding `cut` of the parameter shards the input features (k)."""
         factors = self.factors_in(cut)
         return bool(factors and factors[self.contracted])
 

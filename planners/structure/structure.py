@@ -150,7 +150,7 @@ class _Assumptions:
     _stacks: set[AtenOp] = field(default_factory=set[AtenOp])
 
     def hold_in(self, analysis: _Analysis, uneven: Mapping[AtenOp, str]) -> bool:
-        """Whether the analysis confirms all assumptions. If not, corrects them: adopts groups that
+        """True if the analysis confirms all assumptions. If not, corrects them: adopts groups that
         the analysis met or, if it met none, removes maps that failed."""
         met, failed = self._newly_met(analysis), self._failed(analysis)
         self.parts |= met
@@ -284,7 +284,7 @@ class _Analysis:
             self.together.update(dict.fromkeys(merged, merged))
 
     def _meets_whole(self, op: AtenOp, rule: Rule, factor: int) -> bool:
-        """Whether an op adds sharded features to replicated activations, as a residual does."""
+        """True if an op adds sharded features to replicated activations, as a residual does."""
         return spec_of(op).sign is not None and any(
             value in self.activations
             and value not in self.labels

@@ -37,7 +37,7 @@ def accumulation_kind(op: AtenOp) -> Kind:
 
 
 def keeps_nan(op: AtenOp) -> bool:
-    """Whether an op's max or min must keep NaN. A plain softmax's need not: its sum becomes NaN."""
+    """True if an op's max or min must keep NaN. A plain softmax's need not: its sum becomes NaN."""
     return accumulation_kind(op) != "sum" or op.name == _SAFE_SOFTMAX
 
 

@@ -105,7 +105,7 @@ def narrow_statements(ptx: str, source: str) -> dict[str, int]:
 
 
 def _is_contiguous(statement: str) -> bool:
-    """Whether a statement accesses adjacent elements of memory, and is not only for an edge."""
+    """True if a statement accesses adjacent elements of memory, and is not only for an edge."""
     match = None if AT_AN_EDGE in statement else _ADDRESS.search(statement)
     return match is not None and any(_FAST.fullmatch(part) for part in match[1].split(" + ")[1:])
 

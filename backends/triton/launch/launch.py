@@ -178,7 +178,7 @@ class FusedCall:
 
 
 def has_gpu_types(device: torch.device) -> bool:
-    """Whether values on this device have GPU dtypes (`dtype_on_gpu`)."""
+    """True if values on this device have GPU dtypes (`dtype_on_gpu`)."""
     return device.type == "cuda"
 
 
@@ -192,7 +192,7 @@ def product_precision() -> str:
 
 
 def _runs_kernels(device: torch.device) -> bool:
-    """Whether Triton runs on tensors of a device: on a GPU, or in its interpreter."""
+    """True if Triton runs on tensors of a device: on a GPU, or in its interpreter."""
     is_run = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
     return is_run and has_triton()
 

@@ -105,7 +105,7 @@ def in_parts(op: Operation) -> list[SSAValue]:
 
 
 def is_sum_in_memory(op: FusedOp) -> bool:
-    """Whether a region only sums a few rows of an input. It needs no kernel of its own: the rows
+    """True if a region only sums a few rows of an input. It needs no kernel of its own: the rows
     are queued as partial results, which one launch joins."""
     reducing = sum_of_few_rows(op.fused_ops)
     return reducing is not None and reducing.operands[0] in op.block.args
@@ -130,7 +130,7 @@ def results_in_parts(op: FusedOp, kernel: Kernel | None, config: Config) -> list
 
 
 def joins_others(kernel: Kernel) -> bool:
-    """Whether a kernel also joins waiting partial results, in instances that follow its own."""
+    """True if a kernel also joins waiting partial results, in instances that follow its own."""
     return kernel.family == "lookups"
 
 

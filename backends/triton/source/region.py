@@ -124,6 +124,6 @@ def region_of(op: FusedOp, *, on_gpu: bool = True) -> Region:
 
 
 def _shows_operand(op: AtenOp, *, is_sum: bool) -> bool:
-    """Whether an op only changes its operand's layout. is_sum: the region sums few rows, so that
+    """True if an op only changes its operand's layout. is_sum: the region sums few rows, so that
     the gradient of a lookup is such an op: it looks up all rows."""
     return spec_of(op).is_layout or (is_sum and op.name == LOOKUP_GRADIENT)

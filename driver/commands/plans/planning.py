@@ -216,7 +216,7 @@ def _plan_named(
 
 
 def _is_outcome(line: str) -> bool:
-    """Whether a line of a difference is about the prediction, which the table shows already."""
+    """True if a line of a difference is about the prediction, which the table shows already."""
     what = line[2:].split(":")[0].split(" ")[0]
     return what in ("predicted", "reasons", "candidates", "planner", "notes")
 

@@ -91,7 +91,7 @@ def lookup(name: str) -> Form | None:
 
 
 def _draws(name: str) -> bool:
-    """Whether an overload draws random numbers; attention (with `dropout_p`) does not count."""
+    """True if an overload draws random numbers; attention (with `dropout_p`) does not count."""
     is_random = torch.Tag.nondeterministic_seeded in overload_named(name).tags
     return is_random and signature_of(name).parameter("dropout_p") is None
 

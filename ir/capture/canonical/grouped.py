@@ -115,7 +115,7 @@ def gradient_of_lookup(call: Call, rows: SSAValue, source: SSAValue) -> Result:
 
 
 def is_zeros(value: SSAValue) -> bool:
-    """Whether a value is the result of an `aten.full` of 0 in a floating-point dtype."""
+    """True if a value is the result of an `aten.full` of 0 in a floating-point dtype."""
     made = maker(value, "aten.full")
     is_zero = made is not None and made.value("fill_value") == 0
     return is_zero and dtype_of_value(value).is_floating_point

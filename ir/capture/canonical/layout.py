@@ -220,7 +220,7 @@ def _numbers_of_rows(call: Call) -> SSAValue | None:
 def _counts_every_dim(
     source: SSAValue, indices: list[SSAValue | None], shape: tuple[int, ...]
 ) -> bool:
-    """Whether index k runs over 0, 1, .. of dim k, along result dims in the same order."""
+    """True if index k runs over 0, 1, .. of dim k, along result dims in the same order."""
     sizes = shape_of(source)
     if len(indices) != len(sizes):
         return False

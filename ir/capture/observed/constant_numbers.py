@@ -38,7 +38,7 @@ _READ: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
 
 def is_read_as_number(tensor: Tensor) -> bool:
-    """Whether a trace has read Python numbers out of `tensor`, which programs hold as constants."""
+    """True if a trace has read Python numbers out of `tensor`, which programs hold as constants."""
     return _READ.get(id(tensor)) is tensor
 
 
@@ -104,7 +104,7 @@ def constant_value(node: fx.Node) -> Tensor | None:
 
 
 def _is_constant(node: fx.Node, path: dict[fx.Node, None]) -> bool:
-    """Whether small constants alone determine a node; adds its nodes to path, operands first."""
+    """True if small constants alone determine a node; adds its nodes to path, operands first."""
     if node in path:
         return True
     value = node.meta.get("example_value")
@@ -127,7 +127,7 @@ def _is_static(shape: Sequence[Any]) -> bool:
 
 
 def _writes(node: fx.Node, path: dict[fx.Node, None]) -> bool:
-    """Whether a node may change a tensor of `path` in place, directly or through a view."""
+    """True if a node may change a tensor of `path` in place, directly or through a view."""
     name = str(getattr(node.target, "__name__", node.target))
     is_in_place = node.target is operator.setitem or (
         name.endswith("_") and not name.endswith("__")

@@ -132,7 +132,7 @@ def _is_same_memory(buffer: Tensor, tensor: Tensor) -> bool:
 
 
 def _is_attribute(model: nn.Module, place: str, tensor: Tensor) -> bool:
-    """Whether `place`, a path from the model, is a plain attribute that holds `tensor`."""
+    """True if `place`, a path from the model, is a plain attribute that holds `tensor`."""
     path, _, name = place.rpartition(".")
     modules = dict(model.named_modules())
     return path in modules and vars(modules[path]).get(name) is tensor

@@ -148,7 +148,7 @@ def _writes(graph: Any) -> Iterator[Write]:
 
 
 def _is_set_of_old(variable: Any) -> bool:
-    """Whether a variable is a set that dynamo keeps as a dict, as before torch 2.13."""
+    """True if a variable is a set that dynamo keeps as a dict, as before torch 2.13."""
     return isinstance(variable, ConstDictVariable) and issubclass(variable.python_type(), set)
 
 

@@ -73,7 +73,7 @@ def _passing(jump: Jump) -> Jump:
 
 
 def _is_of_data(value: Any) -> bool:
-    """Whether a value depends on the data: a tensor, or a number read out of one."""
+    """True if a value depends on the data: a tensor, or a number read out of one."""
     if isinstance(value, LazyVariableTracker):
         value = value.realize()
     if isinstance(value, SymNodeVariable):
@@ -82,7 +82,7 @@ def _is_of_data(value: Any) -> bool:
 
 
 def _only_raises(frame: Any, first: int) -> bool:
-    """Whether instructions from index `first` only raise an exception that nothing catches."""
+    """True if instructions from index `first` only raise an exception that nothing catches."""
     for instruction in frame.instructions[first:]:
         if instruction.opname == "RAISE_VARARGS":
             return not _is_caught(frame, instruction)
@@ -92,7 +92,7 @@ def _only_raises(frame: Any, first: int) -> bool:
 
 
 def _is_caught(frame: Any, instruction: Any) -> bool:
-    """Whether an `except` of the user encloses an instruction, in its frame or a caller's."""
+    """True if an `except` of the user encloses an instruction, in its frame or a caller's."""
     while frame is not None:
         # What torch's own code catches, around hooks, it raises again.
         is_users = not frame.f_code.co_filename.startswith(TORCH)
@@ -104,7 +104,7 @@ def _is_caught(frame: Any, instruction: Any) -> bool:
 
 
 def _has_except(frame: Any, instruction: Any) -> bool:
-    """Whether an `except` of a frame encloses an instruction. `finally`, `with` and the clean-up
+    """True if an `except` of a frame encloses an instruction. `finally`, `with` and the clean-up
     code of a handler do not count, since they raise the error again."""
     while instruction.exn_tab_entry is not None:
         first = frame.indexof[instruction.exn_tab_entry.target]

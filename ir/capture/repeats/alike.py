@@ -105,13 +105,13 @@ class Likeness:
 
 
 def same_constant(left: Any, right: Any) -> bool:
-    """Whether two constants have the same type and value."""
+    """True if two constants have the same type and value."""
     # The text tells 0.0 from -0.0, and nan is itself.
     return type(left) is type(right) and repr(left) == repr(right)
 
 
 def is_plain_object(value: Any) -> bool:
-    """Whether all state of an object is in its `__dict__`."""
+    """True if all state of an object is in its `__dict__`."""
     classes = type(value).__mro__[:-1]
     is_python = all(
         cls.__flags__ & _HEAP_TYPE and not cls.__dict__.get("__slots__") for cls in classes

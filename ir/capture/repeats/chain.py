@@ -78,7 +78,7 @@ class _Link:
         return is_next and self.number == other.number and len(self.nodes) == len(other.nodes)
 
     def continues(self, run: list[_Link]) -> bool:
-        """Whether this block extends a chain of equal blocks; its first block may read other
+        """True if this block extends a chain of equal blocks; its first block may read other
         values."""
         last = run[-1]
         return self.follows(last) and (len(run) == 1 or self.reads == last.reads)
@@ -120,7 +120,7 @@ def _reads(link: _Link, before: _Link | None) -> list[Any]:
 
 
 def _is_closed(run: list[_Link]) -> bool:
-    """Whether each block's results are read only by it and the next, its parameters only by it."""
+    """True if each block's results are read only by it and the next, its parameters only by it."""
     for link, following in zip(run, [*run[1:], None], strict=True):
         allowed = {*link.nodes, *(following.nodes if following else ())}
         prefix = f"model.{link.path}."

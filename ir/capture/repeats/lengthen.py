@@ -198,7 +198,7 @@ class _Lengthening:
         )
 
     def _same_operand(self, first: fx.Node, second: fx.Node) -> bool:
-        """Whether the second and the last-but-one block read corresponding values."""
+        """True if the second and the last-but-one block read corresponding values."""
         places = self.owner.get(first), self.owner.get(second)
         if places == (1, 2):
             return self.partner[first] is second
@@ -284,7 +284,7 @@ class _Lengthening:
 
 
 def _is_sum_of_gradients(entry: Entry) -> bool:
-    """Whether an entry adds up gradients, and torch does not say for which block."""
+    """True if an entry adds up gradients, and torch does not say for which block."""
     is_sum = entry.node is not None and entry.node.meta.get("is_gradient_acc", False)
     return is_sum and entry.block is None
 

@@ -44,7 +44,7 @@ def flat_results(output: fx.Node) -> list[Any]:
 
 
 def is_gradient(desc: Any) -> bool:
-    """Whether torch's descriptor of an output is the gradient of a parameter or buffer."""
+    """True if torch's descriptor of an output is the gradient of a parameter or buffer."""
     return isinstance(desc, aot.GradAOTOutput) and hasattr(desc.grad_of, "target")
 
 

@@ -178,7 +178,7 @@ def _merge_reads(graph: fx.Graph) -> None:
 
 
 def _leads_to_blocks(value: Any, inner: set[int]) -> bool:
-    """Whether an object is or holds a block, a module within a block, or the id of one."""
+    """True if an object is or holds a block, a module within a block, or the id of one."""
     if isinstance(value, nn.Module):
         return any(id(module) in inner for module in value.modules())
     if isinstance(value, dict):

@@ -205,7 +205,7 @@ def _groups(graph: fx.Graph) -> list[_Group]:
 
 
 def is_written(tensor: fx.Node) -> bool:
-    """Whether some call may change `tensor` in place."""
+    """True if some call may change `tensor` in place."""
     return any(
         user.args[:1] == (tensor,)
         and (

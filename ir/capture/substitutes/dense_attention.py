@@ -70,7 +70,7 @@ def _is_identity(score_mod: Any) -> bool:
 
 
 def _reads_more_than_output(node: torch.fx.Node) -> bool:
-    """Whether the graph reads the call's other results: log-sums or maxima of scores."""
+    """True if the graph reads the call's other results: log-sums or maxima of scores."""
     return any(user.args[1] != 0 and user.users for user in node.users)
 
 

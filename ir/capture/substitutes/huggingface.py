@@ -143,5 +143,5 @@ _INSTALLED = "_output_capturing_hooks_installed"
 
 
 def _notes(module: nn.Module) -> bool:
-    """Whether a Hugging Face model already has the hooks that collect outputs."""
+    """True if a Hugging Face model already has the hooks that collect outputs."""
     return getattr(module, _INSTALLED, False)

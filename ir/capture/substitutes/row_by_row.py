@@ -20,8 +20,8 @@ _SAMPLE, _PART = 8, 5
 
 
 def tried_by_row(node: fx.Node, computed: set[fx.Node], num_dims: int) -> bool | None:
-    """Whether a call works only on rows along one dim (True), or also along `num_dims` dims
-    (False); None if its result for a row depends on other rows.
+    """True if a call works only on rows along one dim, False if also on rows along `num_dims`
+    dims; None if its result for a row depends on other rows.
 
     computed: the nodes with a first dim of selected rows, whose number is unknown. The call is
     tried on random rows, on some of them, and on rows folded into `num_dims` dims.

@@ -48,7 +48,7 @@ class Unwritten:
 
 
 def _shows(target: Any, name: str) -> bool:
-    """Whether a call only passes its operand on: a view, a copy, or one item of a tuple."""
+    """True if a call only passes its operand on: a view, a copy, or one item of a tuple."""
     if not isinstance(target, OpOverload):
         return name == "<built-in function getitem>"
     overload = cast("OpOverload[..., Any]", target)

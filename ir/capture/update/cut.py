@@ -130,7 +130,7 @@ def _is_of(node: fx.Node, shape: tuple[int, ...]) -> bool:
 
 
 def _is_on_shards(node: fx.Node, shape: tuple[int, ...]) -> bool:
-    """Whether an op computes a shard of its result from shards of its operands alone."""
+    """True if an op computes a shard of its result from shards of its operands alone."""
     args = pytree.tree_map_only(fx.Node, _value, node.args)
     if not isinstance(node.target, OpOverload) or not is_elementwise(node.target, args):
         return False

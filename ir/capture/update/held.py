@@ -93,7 +93,7 @@ def _sequence(items: Any, again: Callable[[Any], Any]) -> Any:
 
 
 def _is_own(value: Any) -> bool:
-    """Whether a value's class is a user's own, or from a package outside `_NOT_OWN`."""
+    """True if a value's class is a user's own, or from a package outside `_NOT_OWN`."""
     if isinstance(value, type | ModuleType | nn.Module):
         return False
     if type(value).__new__ is not object.__new__:  # such as an enum's

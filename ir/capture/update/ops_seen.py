@@ -185,7 +185,7 @@ def _described(leaf: Any) -> tuple[Any, ...]:
 
 
 def is_torchs(optimizer: object) -> bool:
-    """Whether an optimizer's class is from torch.optim."""
+    """True if an optimizer's class is from torch.optim."""
     return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
 
@@ -225,7 +225,7 @@ def _rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], count: int) -> list[
 
 
 def is_elementwise(func: OpOverload[..., Any], args: Sequence[Any] = ()) -> bool:
-    """Whether each element of an op's result depends only on the same element of its operands.
+    """True if each element of an op's result depends only on the same element of its operands.
     args: the call's arguments, needed for an op that writes a number under a mask."""
     if torch.Tag.pointwise in func.tags or torch.Tag.inplace_view in func.tags:
         return torch.Tag.inplace_view not in func.tags
@@ -244,7 +244,7 @@ def is_elementwise(func: OpOverload[..., Any], args: Sequence[Any] = ()) -> bool
 
 
 def is_masked(args: Sequence[Any]) -> bool:
-    """Whether a call's arguments are a tensor, a mask of its shape, and a scalar to write."""
+    """True if a call's arguments are a tensor, a mask of its shape, and a scalar to write."""
     match args:
         case [Tensor() as into, [Tensor() as mask], Tensor() as value, *_]:
             return mask.dtype == torch.bool and mask.shape == into.shape and not value.ndim

@@ -224,7 +224,7 @@ def _check(graph: fx.Graph) -> None:
 
 
 def _writes(node: fx.Node) -> bool:
-    """Whether a node's op writes to an operand; getitem does not."""
+    """True if a node's op writes to an operand; getitem does not."""
     return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
 
 

@@ -43,7 +43,7 @@ class Calls:
     numbers: tuple[float, ...]
     state: Any
     is_joint: bool
-    """Whether an op of the update also reads other parameters."""
+    """True if an op of the update also reads other parameters."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def _agree(
     other: Sequence[tuple[str, tuple[Any, ...]]],
     sizes: Sequence[Sizes],
 ) -> bool:
-    """Whether two runs on other shapes have the same ops and numbers, apart from these shapes."""
+    """True if two runs on other shapes have the same ops and numbers, apart from these shapes."""
     if len(first) != len(other):
         return False
     pairs = {(s.full, shard) for s in sizes for shard in (s.largest, s.smallest)}

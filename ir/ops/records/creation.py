@@ -19,7 +19,7 @@ def _end_of_range(op: AtenOp) -> Any:
 
 
 def _counts_up(op: AtenOp) -> bool:
-    """Whether a range is of integers and ascending."""
+    """True if a range is of integers and ascending."""
     given = (op.value("start"), op.value("step"))
     is_integer = not dtype_of_value(op.results[0]).is_floating_point
     return is_integer and all(isinstance(value, int) for value in given) and given[1] > 0

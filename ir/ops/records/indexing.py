@@ -21,7 +21,7 @@ def _picks_one(op: AtenOp) -> bool:
 
 
 def _has_few_indices(op: AtenOp) -> bool:
-    """Whether a kernel can hold a lookup's gradient: few indices, floats, no frequency scaling."""
+    """True if a kernel can hold a lookup's gradient: few indices, floats, no frequency scaling."""
     is_float = dtype_of_value(op.results[0]).is_floating_point
     few = num_elements(op.operands[1]) <= MOST_INDICES
     return few and is_float and not op.value("scale_grad_by_freq")

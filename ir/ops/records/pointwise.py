@@ -39,12 +39,12 @@ def _linear_if_zero(op: AtenOp) -> tuple[int, ...]:
 
 
 def _has_few_factors(op: AtenOp) -> bool:
-    """Whether a power takes only a few products, a root and a quotient."""
+    """True if a power takes only a few products, a root and a quotient."""
     return op.value("exponent") in _UNARY_POWERS
 
 
 def _divides_integers(op: AtenOp) -> bool:
-    """Whether an op divides integers by a positive integer and rounds the quotient."""
+    """True if an op divides integers by a positive integer and rounds the quotient."""
     is_integer = all(not dtype_of_value(v).is_floating_point for v in (*op.operands, *op.results))
     other = op.value("other")
     return is_integer and isinstance(other, int) and other > 0 and bool(op.value("rounding_mode"))

@@ -41,7 +41,7 @@ def _grouped_flops(op: AtenOp) -> int:
 
 
 def is_ragged(op: AtenOp) -> bool:
-    """Whether a grouped product has ragged rows: the rows of a device's own groups, however
+    """True if a grouped product has ragged rows: the rows of a device's own groups, however
     many."""
     return op.tensor("bounds") is not None
 

@@ -50,7 +50,7 @@ def _lowest(free: Placement) -> int:
 
 
 def stands_for(own: DimSharding, cut: DimSharding) -> bool:
-    """Whether `own` equals `cut` if fitting placements of `cut` replace the free ones of `own`."""
+    """True if `own` equals `cut` if fitting placements of `cut` replace the free ones of `own`."""
     if own == cut:
         return True
     rest = [placement for placement in cut if placement not in own]
@@ -276,7 +276,7 @@ def concatenated(held: Held, axes: Sequence[str], dim: int, block: int | None) -
 
 
 def has_terms(sharding: Sharding) -> bool:
-    """Whether a value of this sharding needs a split id (`Held.terms`): it is unreduced over
+    """True if a value of this sharding needs a split id (`Held.terms`): it is unreduced over
     sub-batches, or is a shard's own maximum, which other ops may read before it is reduced."""
     is_maximum = sharding.reduction == "max" and bool(sharding.unreduced)
     return is_maximum or any(axis.startswith(SUB_BATCH) for axis in sharding.unreduced)

@@ -125,7 +125,7 @@ def zeros_after(op: AtenOp, rule: Rule, cuts: Cuts, parts: Sequence[Relation]) -
 def _is_zero(
     op: AtenOp, rule: Rule, factor: int, parts: Sequence[Relation], num_uneven: int
 ) -> bool:
-    """Whether an op's result is 0 at all indices past the end of `factor`."""
+    """True if an op's result is 0 at all indices past the end of `factor`."""
     known = {
         index: all(
             part.held.fill is not None and part.held.fill.value == 0 and dim in part.held.fill.dims

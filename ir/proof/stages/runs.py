@@ -193,7 +193,7 @@ class _Check:
         return at if number is None else number
 
     def _is_made(self, kind: str, run: Run, function: StageFunction, giver: StageFunction) -> bool:
-        """Whether earlier runs of `giver` produced a value of this kind for `run`."""
+        """True if earlier runs of `giver` produced a value of this kind for `run`."""
         number = run.micro_batch
         if kind == "whole":
             return giver.is_once and (giver.name, run.at) in self.done

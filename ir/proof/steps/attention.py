@@ -91,7 +91,7 @@ def _of_all(part: Relation, dim: int, cut: Placement, coordinate: int) -> Relati
 def _are_positions(
     form: AtenOp, places: Sequence[Value], query: Relation, start: int, table: Expressions
 ) -> bool:
-    """Whether query positions start at 0 and key positions at `start` (none if not causal)."""
+    """True if query positions start at 0 and key positions at `start` (none if not causal)."""
     if not form.value("is_causal"):
         return not places
     rows, columns = places

@@ -68,7 +68,7 @@ def sum_in_one(op: AtenOp, operands: Sequence[Value]) -> SumInOne | None:
 
 
 def _is_broadcast_back(along: dict[str, Literal]) -> bool:
-    """Whether the result of a reduction broadcasts against its operand along the reduced dims."""
+    """True if the result of a reduction broadcasts against its operand along the reduced dims."""
     dims = along.get("dim")
     is_first = isinstance(dims, list) and dims == list(range(len(dims)))
     return along.keys() <= {"dim", "keepdim"} and (along.get("keepdim") is True or is_first)

@@ -48,7 +48,7 @@ def attention_backward(op: AtenOp) -> Rule:
 
 
 def shares_key_heads(op: AtenOp) -> bool:
-    """Whether an attention op is grouped-query with several key heads, fewer than query heads."""
+    """True if an attention op is grouped-query with several key heads, fewer than query heads."""
     if not is_attention(op):
         return False
     first = first_of_attention(op)

@@ -144,7 +144,7 @@ class Rule:
         return None if factors is None else self.dims_of(goal, factors)
 
     def can_cut(self, factor: int, placements: DimSharding) -> bool:
-        """Whether the limits of a factor allow these placements."""
+        """True if the limits of a factor allow these placements."""
         limits = self.factors[factor]
         if not placements:
             return True

@@ -62,7 +62,7 @@ class Constraints:
         return frozenset((*self.fixed, *self.forbidden))
 
     def allows(self, point: JointPoint, dimensions: Collection[str] = DIMENSIONS) -> bool:
-        """Whether a point meets the constraints on `dimensions`."""
+        """True if a point meets the constraints on `dimensions`."""
         return all(
             point.value(name) == value for name, value in self.fixed.items() if name in dimensions
         ) and not any(
@@ -72,7 +72,7 @@ class Constraints:
         )
 
     def allows_value(self, name: str, value: object) -> bool:
-        """Whether a dimension may have this value, regardless of other dimensions."""
+        """True if a dimension may have this value, regardless of other dimensions."""
         word = str(value).lower() if isinstance(value, bool) else str(value)
         return self.fixed.get(name, word) == word and word not in self.forbidden.get(name, ())
 

@@ -111,18 +111,18 @@ class JointPoint:
 
     @property
     def is_staged(self) -> bool:
-        """Whether a step has stages or micro-batches, so that it follows a schedule table."""
+        """True if a step has stages or micro-batches, so that it follows a schedule table."""
         return self.stages > 1 or self.micro_batches > 1
 
     @property
     def joins_messages(self) -> bool:
-        """Whether weights and gradients are communicated in buckets, so that their size matters: if
+        """True if weights and gradients are communicated in buckets, so that their size matters: if
         the plan has one stage, several replicas or context shards, and a schedule in `BUCKETED`."""
         summed = self.replicas * self.context
         return self.schedule in BUCKETED and summed > 1 and self.stages == 1
 
     def chooses(self, dimension: str) -> bool:
-        """Whether the value of a dimension makes a difference for this point."""
+        """True if the value of a dimension makes a difference for this point."""
         if dimension == "pipeline":
             return self.stages > 1
         if dimension == "chunks":

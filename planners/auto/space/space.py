@@ -134,11 +134,11 @@ class JointSpace:
             yield variant
 
     def leaves_out(self, point: JointPoint) -> bool:
-        """Whether `points` leaves out the point's recomputation policy (see `_policies`)."""
+        """True if `points` leaves out the point's recomputation policy (see `_policies`)."""
         return point.recompute not in self._policies(point.stages)
 
     def could_cut_sequence(self, point: JointPoint) -> bool:
-        """Whether a point could use sequence parallelism, but does not."""
+        """True if a point could use sequence parallelism, but does not."""
         is_other = point.tensor in self.cuts.cuts_sequence and not point.sequence_parallel
         return is_other and self._may("sequence_parallel", True)
 
@@ -191,7 +191,7 @@ class JointSpace:
         return [v for v in variants if self.constraints.allows(v) and self.is_possible(v)]
 
     def is_possible(self, point: JointPoint) -> bool:
-        """Whether the point's schedule, buckets, order of micro-batches and layers fit together."""
+        """True if the point's schedule, buckets, order of micro-batches and layers fit together."""
         if point.schedule == "sub-batch" and point.sub_batches == 1:
             return False
         if point.buckets != self.buckets[0] and point.schedule not in BUCKETED:
