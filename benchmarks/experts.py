@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import shaped_link
 import torch
 import torch.distributed as dist
-from rank_processes import rows_of_ranks
+from rank_processes import end_with, rows_of_ranks
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -230,10 +230,7 @@ def work(settings: dict[str, Any]) -> None:
     rows = [
         {"way": name, **about, **measure(step, settings["rounds"])} for name, step in ways.items()
     ]
-    if dist.get_rank() == 0:
-        Path(settings["out"]).write_text(json.dumps(rows))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_with(rows, settings)
 
 
 def main() -> int:

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import shaped_link
 import torch
 import torch.distributed as dist
-from rank_processes import rows_of_ranks
+from rank_processes import end_with, rows_of_ranks
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -257,10 +257,7 @@ def work(settings: dict[str, Any]) -> None:
     model = Matrices(settings["width"], settings["blocks"])
     x = torch.randn(settings["rows"], settings["width"])
     rows = measure(rows_of(model, x), settings["rounds"])
-    if dist.get_rank() == 0:
-        Path(settings["out"]).write_text(json.dumps(rows))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_with(rows, settings)
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import shaped_link
+import torch.distributed as dist
 
 Process = subprocess.Popen[bytes]
 
@@ -37,6 +38,15 @@ def run_ranks(
         for worker in workers:
             worker.kill()
             worker.wait()
+
+
+def end_with(rows: list[dict[str, Any]], settings: Mapping[str, Any]) -> None:
+    """Leave the process group once all ranks are here; rank 0 writes the rows to the file `out` of
+    the settings."""
+    if dist.get_rank() == 0:
+        Path(settings["out"]).write_text(json.dumps(rows))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def rows_of_ranks(

@@ -20,7 +20,7 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 import torch.distributed as dist
-from rank_processes import rows_of_ranks
+from rank_processes import end_with, rows_of_ranks
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -161,26 +161,37 @@ def mutated(text: str, rng: random.Random) -> str:
 
 def _number(line: str, lines: list[str], rng: random.Random) -> str:
     del lines
-    places = list(NUMBERS.finditer(line))
-    if not places:
-        return line
-    place = rng.choice(places)
-    value = int(place[2])
-    other = rng.choice([0, -1, 1, 2, 3, value - 1, value + 1, 2 * value, value // 2])
-    return f"{line[: place.start(2)]}{other}{line[place.end(2) :]}"
+    return _replaced(NUMBERS, line, rng, _another_number)
 
 
 def _list(line: str, lines: list[str], rng: random.Random) -> str:
     del lines
-    places = list(LISTS.finditer(line))
-    if not places:
+    return _replaced(LISTS, line, rng, _another_list)
+
+
+def _replaced(
+    pattern: re.Pattern[str],
+    line: str,
+    rng: random.Random,
+    other: Callable[[str, random.Random], str],
+) -> str:
+    """Replace group 2 of one of the pattern's matches in a line, if there are any."""
+    matches = list(pattern.finditer(line))
+    if not matches:
         return line
-    place = rng.choice(places)
-    parts = place[2].split(", ")
-    other = rng.choice([
-        rng.sample(parts, len(parts)), parts[:-1], [*parts, parts[0]], [parts[0]] * len(parts),
-    ])  # fmt: skip
-    return line[: place.start(2)] + ", ".join(other) + line[place.end(2) :]
+    match = rng.choice(matches)
+    return f"{line[: match.start(2)]}{other(match[2], rng)}{line[match.end(2) :]}"
+
+
+def _another_number(text: str, rng: random.Random) -> str:
+    value = int(text)
+    return str(rng.choice([0, -1, 1, 2, 3, value - 1, value + 1, 2 * value, value // 2]))
+
+
+def _another_list(text: str, rng: random.Random) -> str:
+    parts = text.split(", ")
+    others = [rng.sample(parts, len(parts)), parts[:-1], [*parts, parts[0]]]
+    return ", ".join(rng.choice([*others, [parts[0]] * len(parts)]))
 
 
 def _operand(line: str, lines: list[str], rng: random.Random) -> str:
@@ -245,10 +256,7 @@ def work(settings: dict[str, Any]) -> None:
     rows = list(
         routings(settings["routings"], settings["seed"], "distributed", dist.get_world_size())
     )
-    if dist.get_rank() == 0:
-        Path(settings["out"]).write_text(json.dumps(rows))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_with(rows, settings)
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """PyTorch's fused attention on a GPU, forward and backward, for programs captured on the CPU.
 
-Shapes and semantics are those of `backends.emit.attention`. Flash attention takes 16-bit operands
+Shapes and semantics equal `backends.emit.attention`. Flash attention takes 16-bit operands
 without a mask; memory-efficient attention also takes float32 and masks. The caller computes
 operands that neither takes.
 """

@@ -68,7 +68,7 @@ class Home:
         return views
 
     def write(self, full: Tensor) -> None:
-        """Overwrite the shard by that of `full`."""
+        """Overwrite the shard with its slice of `full`."""
         self.local.copy_(take(full, self.index))
 
     def read_views(self) -> None:

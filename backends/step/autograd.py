@@ -22,9 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardweave.backends.step.recorded import Recorded, gives_gradient
+from shardweave.backends.step.recorded import Recorded
 from shardweave.backends.step.step_call import StepCall
 from shardweave.ir.program.program import INPUT_GRADIENT, Slot
+from shardweave.passes.stages.split_step import gives_gradient
 
 Step = Any
 """A `backends.step.step.Step`, whose file imports this one."""
@@ -69,7 +70,7 @@ class AutogradCalls:
         with step.failure_guard:
             results = program.run(step, call.inputs, recorded.scale)
         if program is bound:
-            recorded.made = {key: each for key, each in results.items() if gives_gradient(key)}
+            recorded.made = {key: each for key, each in results.items() if gives_gradient(*key)}
         recorded.outputs = recorded.take(results, program)
         recorded.note_versions()
         return recorded

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from shardweave.ir.torch_private import (
     version_of,
     without_overrides,
 )
-from shardweave.passes.stages.split_step import KEPT
+from shardweave.passes.stages.split_step import KEPT, gives_gradient
 
 Calls = Any
 """A `backends.step.autograd.AutogradCalls`, whose file imports this one."""
@@ -57,6 +57,15 @@ LOCAL_ROWS = (
     'global batch are not differentiated again; compile with batch="global", or compute the inner '
     "gradient in the model's forward."
 )
+
+
+class _Run(NamedTuple):
+    """A backward program that has started. versions: of parameters, by the keys of their gradients;
+    a hook must not change a parameter before its gradient exists."""
+
+    running: Running
+    program: BoundProgram
+    versions: Mapping[Key, list[int]]
 
 
 class Recorded:
@@ -94,7 +103,10 @@ class Recorded:
         """Numbers of parameters whose gradients have arrived after each node of the chain."""
         if hooked := step.gradients.hooked():
             self._follow_order({("grad", name) for name in hooked})
-        self._running: Running | None = None
+        self._names: list[str] = []
+        self._kept_too: Mapping[int, Any] = {}
+        """Memory of what a retained graph keeps, which gradients must not share."""
+        self._run: _Run | None = None
         self._given: list[Tensor | None] | None = None
         self._watched: list[Tensor] = []
         self._versions: list[int] = []
@@ -142,7 +154,7 @@ class Recorded:
         inputs = [tensor for tensor in self.call.inputs.values() if tensor.requires_grad]
         if not (self._parameters or inputs) or not names:
             return self.outputs
-        self.names = names
+        self._names = names
         tensors = [self.outputs[name] for name in names]
         begins = [0, *self._ends]
         last = len(self._ends) - 1
@@ -162,11 +174,11 @@ class Recorded:
 
     def begin(self, incoming: Sequence[Tensor | None]) -> None:
         """Store the outputs' gradients, from which `part` computes the gradients of the anchors."""
-        pairs = zip(self.names, incoming, strict=True)
+        pairs = zip(self._names, incoming, strict=True)
         given = {name: gradient for name, gradient in pairs if gradient is not None}
         inputs = [x for x in self.call.inputs.values() if x.requires_grad]
         none: list[Tensor | None] = [None] * (len(self._parameters) + len(inputs))
-        self._running, self._given = None, none
+        self._run, self._given = None, none
         if not given:
             return
         is_graph = torch.is_grad_enabled()
@@ -212,7 +224,7 @@ class Recorded:
         else:
             part = self._arrived(begin, end, is_last=is_last)
         if is_last:
-            self._running = self._given = None
+            self._run = self._given = None
             return part
         return [*part, self._link()]
 
@@ -270,16 +282,17 @@ class Recorded:
             self._take_all(self._gradients_among(running.rest()), program)
             return
         gradients.note_sync(is_synced=True)
-        self._running, self._runs, self._given, self._noted = running, program, None, {}
+        versions: dict[Key, list[int]] = {}
         if is_chain:
             pairs = zip(self._keys, self._parameters, strict=True)
-            self._noted = {
+            versions = {
                 key: versions_of(with_versions([parameter]))
                 for key, parameter in pairs
                 if ("param", key[1]) in program.slots
             }
             # Autograd may leave out later nodes; ranks without hooks run the whole program.
             autograd_engine.queue_callback(running.rest)
+        self._run, self._given = _Run(running, program, versions), None
 
     def _scaled(self, made: dict[Key, Tensor], gradient: Tensor) -> dict[Key, Tensor]:
         """Multiply the gradients computed in the call by the incoming gradient of the loss."""
@@ -310,19 +323,20 @@ class Recorded:
     def _arrived(self, begin: int, end: int, *, is_last: bool) -> list[Tensor | None]:
         """Run on until the gradients of parameters `begin` to `end` exist; return them. The last
         call runs to the end, and returns the inputs' gradients too."""
-        assert self._running is not None
-        results = self._running.rest() if is_last else self._running.until(self._keys[begin:end])
+        assert self._run is not None
+        running, program, versions = self._run
+        results = running.rest() if is_last else running.until(self._keys[begin:end])
         results = self._gradients_among(results)
         for key, parameter in zip(self._keys[begin:end], self._parameters[begin:end], strict=True):
-            noted = self._noted.get(key)
-            if noted is not None and versions_of(with_versions([parameter])) != noted:
+            before = versions.get(key)
+            if before is not None and versions_of(with_versions([parameter])) != before:
                 raise RuntimeError(CHANGED.format(name=key[1]))
-        given = self._of_parameters(results, self._runs, begin, end)
-        return given + (self._of_inputs(results, self._runs) if is_last else [])
+        given = self._of_parameters(results, program, begin, end)
+        return given + (self._of_inputs(results, program) if is_last else [])
 
     def _gradients_among(self, results: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         """Return a program's gradients; they share no memory with what a retained graph keeps."""
-        chosen = {key: result for key, result in results.items() if gives_gradient(key)}
+        chosen = {key: result for key, result in results.items() if gives_gradient(*key)}
         return owned(chosen, self._kept_too) if self._kept_too else chosen
 
     def _of_parameters(
@@ -349,11 +363,6 @@ class Recorded:
                 step = self.calls.step
                 given.append(step.of_input(results[key], bound, name, tensor) if is_given else None)
         return given
-
-
-def gives_gradient(key: Key) -> bool:
-    """True if a result is a gradient, of a parameter or an input."""
-    return key[0] == "grad" or key[1].startswith(INPUT_GRADIENT)
 
 
 class _Call(torch.autograd.Function):

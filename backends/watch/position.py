@@ -76,7 +76,8 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Position:
-    """Position of a thread. text: describes it. is_waiting: whether it may wait for other ranks."""
+    """Position of a thread. text: describes it. is_waiting: whether it may wait for other ranks.
+    stack: its lines, innermost first; empty while torch traces."""
 
     text: str
     is_waiting: bool
@@ -87,7 +88,11 @@ def main_position() -> Position:
     """Return the position of the main thread; while torch traces code, only that it does."""
     if is_tracing() and threading.current_thread() is not threading.main_thread():
         return Position("the capture of a program", is_waiting=False)
-    return position_of(sys._current_frames().get(threading.main_thread().ident or 0))
+    return position_of(_main_frame())
+
+
+def _main_frame() -> FrameType | None:
+    return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def position_of(frame: FrameType | None) -> Position:
@@ -123,7 +128,7 @@ def waits_since_marked(*, mark: bool) -> bool:
 
     mark: whether to mark its innermost frame now, by an attribute that only debuggers read.
     """
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = _main_frame()
     is_marked = frame is not None and not frame.f_trace_lines
     if frame is not None and mark:
         frame.f_trace_lines = False

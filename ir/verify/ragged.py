@@ -1,4 +1,4 @@
-"""Checks of ragged rows: all that reads bounds of rows splits the rows of which these are."""
+"""Check that each op that reads bounds of rows splits the same rows as the bounds do."""
 
 from __future__ import annotations
 

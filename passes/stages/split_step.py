@@ -62,8 +62,8 @@ def _split(program: Program) -> SplitStep | None:
     ops = list(program.ops)
     early = [op for op in ops if op not in late]
     behind = [op for op in ops if op in late]
-    given_late = [slot for slot in program.results if is_late_result(slot)]
-    given_early = [slot for slot in program.results if not is_late_result(slot)]
+    given_late = [slot for slot in program.results if _is_late(slot)]
+    given_early = [slot for slot in program.results if not _is_late(slot)]
     made = {value for op in early for value in op.results}
     read = _read_of(behind, [slot.value for slot in given_late])
     kept = [value for value in read if value in made]
@@ -79,9 +79,13 @@ def _split(program: Program) -> SplitStep | None:
     )
 
 
-def is_late_result(slot: Slot) -> bool:
-    """True if a result of a step is one of its backward part."""
-    return slot.kind == "grad" or slot.name.startswith(INPUT_GRADIENT)
+def gives_gradient(kind: str, name: str) -> bool:
+    """True if a result of a step is a gradient, of a parameter or an input."""
+    return kind == "grad" or name.startswith(INPUT_GRADIENT)
+
+
+def _is_late(slot: Slot) -> bool:
+    return gives_gradient(slot.kind, slot.name)
 
 
 def is_tangent(slot: Slot) -> bool:
@@ -131,7 +135,7 @@ def _late(program: Program) -> set[Operation] | None:
         owners = (value.owner for value in op.operands)
         if is_of_tangent or phase_of(op) != "forward" or any(owner in late for owner in owners):
             late.add(op)
-    stack = [slot.value for slot in program.results if not is_late_result(slot)]
+    stack = [slot.value for slot in program.results if not _is_late(slot)]
     while stack:
         value = stack.pop()
         if value in tangents:

@@ -199,7 +199,7 @@ def runs(degrees: Sequence[int]) -> str:
 
 
 def no_fit(chain: Chain, path: Sequence[int], budget_bytes: float) -> PlanError:
-    """Make the error that no path fits, with shortfall and parts. path: that of least memory."""
+    """Make the error that no path fits, with shortfall and parts. path: the leanest path."""
     parts = chain.memory_parts(path)
     shown = ", ".join(f"{name} {gib(size)}" for name, size in zip(MEMORY_PARTS, parts, strict=True))
     short = sum(parts) - budget_bytes

@@ -83,7 +83,7 @@ def solve_chain(
 
 
 def _solved(costs: ChainCosts, budget_bytes: float) -> tuple[tuple[int, ...], int]:
-    """Return the fastest path within the budget, else that of least memory; and labels kept."""
+    """Return the fastest path within the budget, else the leanest path; and the labels kept."""
     fastest = _relax(costs, 0.0)
     if costs.memory(fastest.path) <= budget_bytes:
         return fastest.path, 0

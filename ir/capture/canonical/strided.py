@@ -43,7 +43,7 @@ def _as_strided(call: Call) -> Result:
 
 @form("aten.as_strided_scatter")
 def _as_strided_scatter(call: Call) -> Result:
-    """Replace the elements that the strides address by those of `src`."""
+    """Write the elements of `src` to the places that the strides address."""
     b, order = call.builder, call["order"]
     flat, shape = _memory(call)
     written = b.call("aten.index_put", flat, [_places(call)], call["src"], accumulate=False)

@@ -219,7 +219,7 @@ def settings(model: torch.nn.Module, train: bool, grad: bool) -> Iterator[None]:
             # Dynamo writes the whole graph out to say why it cannot be stored.
             mock.patch.object(fx.GraphModule, "print_readable", return_value=""),
             # What is computed of a tensor that forward marks has no gradient by it outside; nobody
-            # asks for that of what a step returns.
+            # asks for the gradient of what a step returns.
             marked_outputs_allowed(),
             not_exporting(),
             configured(allow_rnn=True, trace_autograd_ops=True, ignore_logging_functions=_WORDS),

@@ -222,7 +222,7 @@ def cov(
 
 
 def corrcoef(input: Tensor) -> Tensor:
-    """Compute `torch.corrcoef`. Shapes: those of `cov`."""
+    """Compute `torch.corrcoef`. Shapes: as in `cov`."""
     matrix = cov(input)
     if matrix.dim() == 0:
         return matrix / matrix

@@ -64,10 +64,14 @@ def batch(width: int, number: int = 0) -> Tensor:
 
 
 def trained(
-    layers: int, width: int, run: Callable[[nn.Module, Tensor], Any], **options: Any
+    layers: int,
+    width: int,
+    run: Callable[[nn.Module, Tensor], Any],
+    measured: int = 1,
+    **options: Any,
 ) -> tuple[int, list[str]]:
     """Train a compiled model and its eager copy, compare them; returns the most bytes that live at
-    once in a compiled step, and the order of its hooks."""
+    once in a compiled step, the least of the `measured` last steps, and the order of its hooks."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = Deep(layers, width)
@@ -76,12 +80,15 @@ def trained(
     for number in range(2):
         run(step, batch(width, number))
         run(model, batch(width, number))
-    order.clear()
-    with Counted() as counted:
-        run(step, batch(width, 2))
-    run(model, batch(width, 2))
+    peaks: list[int] = []
+    for number in range(2, 2 + measured):
+        order.clear()
+        with Counted() as counted:
+            run(step, batch(width, number))
+        run(model, batch(width, number))
+        peaks.append(counted.most)
     assert_same(step, model)
-    return counted.most, order
+    return min(peaks), order
 
 
 def backward(model: nn.Module, x: Tensor) -> None:
@@ -182,10 +189,11 @@ def test_step_says_where_hooks_run_after_the_whole_backward_pass(mesh: str) -> N
 
 
 def on_ranks(zero: int) -> int:
-    return trained(8, 512, backward, mesh="data=2", zero=zero, backward="autograd")[0]
+    # Gloo's thread lets go of a message at its own time, so one step may hold a gradient more.
+    options = {"mesh": "data=2", "zero": zero, "backward": "autograd"}
+    return trained(8, 512, backward, measured=8, **options)[0]
 
 
 @pytest.mark.parametrize("zero", [0, 3])
 def test_processes_hold_few_gradients_at_once(zero: int) -> None:
-    # Half of the gradients, and of a message or two what gloo's thread has not let go of yet.
-    assert max(run_ranks(on_ranks, 2, zero)) < 0.75 * 7 * 512 * 512 * 8
+    assert max(run_ranks(on_ranks, 2, zero)) < 0.6 * 7 * 512 * 512 * 8
