@@ -12,16 +12,16 @@ PREFIX = "preset:"
 
 PRESETS: dict[str, str] = {
     "partition": (
-        "split-addmm,block-experts,add-pending-sums,propagate-shardings,insert-collectives,"
-        "cse,dce,dispatch-experts,merge-collectives"
+        "split-addmm,split-axes,block-experts,add-pending-sums,propagate-shardings,"
+        "insert-collectives,cse,dce,dispatch-experts,merge-collectives"
     ),
     "default": (
         "preset:partition,bucket-collectives,start-collectives,"
         'overlap-communication{schedule="in-order"}'
     ),
     "sub-batches": (
-        "split-batch{n=2},split-addmm,block-experts,add-pending-sums,propagate-shardings,"
-        "insert-collectives,unroll-time-axes,cse,dce,dispatch-experts,merge-collectives"
+        "split-batch{n=2},split-addmm,split-axes,block-experts,add-pending-sums,"
+        "propagate-shardings,insert-collectives,unroll-time-axes,cse,dce,dispatch-experts,merge-collectives"
     ),
     "kernels": ("sum-by-local-maxima,recompute-producers{matmul=false},fuse-kernels{matmul=false}"),
     "recompute": 'rematerialize{policy="layer"}',

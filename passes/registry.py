@@ -33,6 +33,7 @@ PASSES: dict[str, str] = {
     "split-addmm": "shardweave.passes.prepare.split_addmm:SplitAddmmPass",
     "split-attention": "shardweave.passes.prepare.split_attention:SplitAttentionPass",
     "split-batch": "shardweave.passes.prepare.split_batch:SplitBatchPass",
+    "split-axes": "shardweave.passes.prepare.split_axes:SplitAxesPass",
     "split-projections": "shardweave.passes.prepare.split_projections:SplitProjectionsPass",
     "start-collectives": "shardweave.passes.messages.start_collectives:StartCollectivesPass",
     "sum-by-local-maxima": "shardweave.passes.partition.sum_by_local_maxima:SumByLocalMaximaPass",

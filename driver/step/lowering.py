@@ -212,7 +212,7 @@ def lower(
     notes = dict.fromkeys((*planned, *told, *notes_on_padding(local), *validated))
     return Lowered(
         local,
-        plan,
+        plan and plan.on_parts_of(local.mesh or Mesh()),
         tuple(notes),
         tuple(told),
         captured.returned,
@@ -261,7 +261,9 @@ def _partitioned(
     if request.validate:
         observer, note = _validator(program, request, call)
         notes.append(note)
-    buffers = {name: s for (kind, name), s in (stored or {}).items() if kind == "buffer"}
+    buffers: dict[str, Sharding] | None = None
+    if stored is not None:
+        buffers = {name: s for (kind, name), s in stored.items() if kind == "buffer"}
     local = partition(
         program, request.devices, plan, request.passes, observer, buffers, tell=notes.append
     )

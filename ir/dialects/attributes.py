@@ -245,7 +245,7 @@ def _on_local(attr: ShardingAttr, local: tuple[int, ...], mesh: Mesh) -> Shardin
     if len(attr.dims) != len(local):
         return _on(attr, local, mesh)
     shape = [
-        length.data or size * mesh.sizes([axis.data for axis in names])
+        length.data or size * mesh.sizes([a for axis in names for a in mesh.parts(axis.data)])
         for names, length, size in zip(attr.dims, attr.lengths, local, strict=True)
     ]
     sharding = _on(attr, tuple(shape), mesh)
@@ -268,7 +268,7 @@ def _on(attr: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
     dims: list[tuple[Placement, ...]] = []
     cuts = zip(attr.dims, attr.strides, attr.lengths, shape, strict=True)
     for names, strides, length, size in cuts:
-        axes = [name.data for name in names]
+        axes = [part for name in names for part in mesh.parts(name.data)]
         if length.data not in (0, size):
             raise ValueError(
                 f"sharding {attr} says that a dim has size {length.data}, but the value has "
@@ -277,15 +277,20 @@ def _on(attr: ShardingAttr, shape: tuple[int, ...], mesh: Mesh) -> Sharding:
         if not any(stride.data for stride in strides):
             dims.append(contiguous(axes, size, mesh))
         elif all(stride.data for stride in strides):
-            pairs = zip(axes, strides, strict=True)
-            placements = [Placement(a, mesh.size(a), s.data) for a, s in pairs]
+            placements: list[Placement] = []
+            for name, stride in zip(names, strides, strict=True):
+                parts = mesh.parts(name.data)
+                for at, part in enumerate(parts, start=1):
+                    inner = stride.data * mesh.sizes(parts[at:])
+                    placements.append(Placement(part, mesh.size(part), inner))
             dims.append(of_length(ordered(p for p in placements if p.size > 1), size))
         else:
             raise ValueError(
                 f"sharding {attr} gives a stride to some axes of a dim but not to others; give a "
                 "stride to each axis, or to none for contiguous nested shards."
             )
-    wide = (axis.data for axis in attr.unreduced if mesh.size(axis.data) > 1)
+    pending = [part for axis in attr.unreduced for part in mesh.parts(axis.data)]
+    wide = [axis for axis in pending if mesh.size(axis) > 1]
     unreduced = tuple(sorted(wide, key=mesh.names.index))
     reduction = "max" if unreduced and attr.reduction.data == "max" else "sum"
     sharding = Sharding(tuple(dims), unreduced, reduction)

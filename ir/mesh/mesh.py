@@ -164,6 +164,11 @@ class Mesh:
         """Product of the sizes of several axes."""
         return math.prod(self.size(name) for name in names)
 
+    def parts(self, name: str) -> tuple[str, ...]:
+        """The axes into which axis `name` is factored, major to minor; itself if it is whole."""
+        digits = [axis for axis in self.names if part_of(axis) == name]
+        return (name,) if name in self.names or not digits else tuple(digits)
+
     def factored(self, name: str, sizes: Sequence[int]) -> Mesh:
         """Split axis `name` into axes `name.0`, `name.1`, .. of `sizes`, major to minor.
 
@@ -232,6 +237,12 @@ class Mesh:
                 [self.rank(fixed | dict(zip(names, inner, strict=True))) for inner in members]
             )
         return groups
+
+
+def part_of(axis: str) -> str:
+    """The axis of which `axis`, such as tensor.1, is a part; itself if it is no part."""
+    name, _, digit = axis.rpartition(".")
+    return name if name and digit.isdigit() else axis
 
 
 def check_virtual(mesh: Mesh) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from shardweave.ir.dialects import dist
-from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.mesh import Mesh, part_of
 from shardweave.ir.mesh.placement import Placement, Sharding, block_of, fits
 
 
@@ -45,6 +45,7 @@ class _Search:
     """The sharding reached so far, and the steps that led there."""
 
     shape: tuple[int, ...]
+    source: Sharding
     goal: Sharding
     mesh: Mesh
     now: Sharding
@@ -73,6 +74,27 @@ class _Search:
         shapes = tuple(operand), tuple(result)
         self.steps.append(ReshardStep(kind, axes, arguments, after, *shapes, sent))
         self.now = after
+        if len(self.steps) > 1:
+            self.join_parts(*self.steps[-2:])
+
+    def join_parts(self, first: ReshardStep, second: ReshardStep) -> None:
+        """Replace two messages over parts of one axis by one over both, if it does the same."""
+        kind, axes = first.op, tuple(sorted(first.axes + second.axes, key=self.mesh.names.index))
+        is_alike = kind is second.op and issubclass(kind, dist.CollectiveOp)
+        if not is_alike or len({part_of(axis) for axis in axes}) > 1:
+            return
+        before = self.steps[-3].after if len(self.steps) > 2 else self.source
+        for step in (first, second):  # the minor part, which comes first or last, has the blocks
+            joined = dist.create_dist(kind, [], [], axes=list(axes), **step.arguments)
+            try:
+                after = joined.after(before, self.mesh)
+            except ValueError:
+                continue
+            if after == second.after:
+                del self.steps[-2:]
+                self.now = before
+                self.push(kind, axes, after, self.mesh.sizes(axes), **step.arguments)
+                return
 
     def wanted(self) -> list[tuple[int, Placement]]:
         return [
@@ -154,7 +176,8 @@ def reshard(
 
     Free slices come first; then sums are reduce-scattered where the goal is sharded, and
     all-reduced elsewhere; then axes move between dims (all-to-all) or are gathered. Each axis takes
-    one step, except an axis that changes its stride within a dim (gather, then slice).
+    one step, except an axis that changes its stride within a dim (gather, then slice). Parts of an
+    axis (`Mesh.factored`) that move alike share one message.
 
     Raises UnreachableSharding if the goal is unreduced over an axis that the source is not, or
     is a maximum where the source is a sum.
@@ -172,7 +195,7 @@ def reshard(
         )
     if source.dims == goal.dims and source.unreduced == goal.unreduced:
         return ()
-    search = _Search(shape, goal, mesh, source)
+    search = _Search(shape, source, goal, mesh, source)
     search.slice_free_axes()
     search.scatter_sums()
     search.reduce_rest()

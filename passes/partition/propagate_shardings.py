@@ -22,7 +22,8 @@ from shardweave.ir.dialects.annotations import sharding_attrs_of, wanted_attrs_o
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.mesh.placement import Placement, Sharding, fits
+from shardweave.ir.mesh.mesh import part_of
+from shardweave.ir.mesh.placement import Placement, Sharding, fits, ordered
 from shardweave.ir.program.program import Program, Slot, wishes_of
 from shardweave.ir.sharding.assignment import Assignment, price_of
 from shardweave.ir.sharding.flow import Flow, aten_ops, is_propagated
@@ -141,7 +142,8 @@ class Propagation:
         return changed
 
     def _wanted_by_uses(self, value: SSAValue) -> Sharding | None:
-        """The finer sharding that all uses of a value agree on; None if there is none."""
+        """The finer sharding that all uses of a value agree on; None if there is none. Axes that
+        uses gather stay: less is sent if the value is sharded over their other axes already."""
         now = self.flow.sharding(value)
         if now.unreduced:
             return None
@@ -150,13 +152,15 @@ class Propagation:
             op = use.operation
             is_op = isinstance(op, AtenOp)
             read = self.assignments[op].operands[use.index] if is_op else self._returned(use.index)
-            if read is None or wanted not in (None, read):
+            if read is None or read.unreduced:
                 return None
-            wanted = read
-        if wanted is None or wanted == now or wanted.unreduced:
-            return None
-        finer = all(set(old) <= set(new) for old, new in zip(now.dims, wanted.dims, strict=True))
-        return wanted if finer else None
+            pairs = zip(now.dims, read.dims, strict=True)
+            dims = [(*old, *(p for p in new if p.axis not in now.axes)) for old, new in pairs]
+            finer = Sharding(tuple(map(ordered, dims)))
+            if wanted not in (None, finer) or not all(map(fits, finer.dims, shape_of(value))):
+                return None
+            wanted = finer
+        return None if wanted == now else wanted
 
     def _remake(self, op: AtenOp, index: int, wanted: Sharding) -> bool:
         """Let an op produce a result in `wanted`, if that needs slices at most; returns whether."""
@@ -297,4 +301,5 @@ def _idle_axes(program: Program) -> list[str]:
         shardings += [*(sharding_attrs_of(op) or ()), *(wanted_attrs_of(op) or ())]
     used = {axis.data for s in shardings for axes in (*s.dims, s.unreduced) for axis in axes}
     axes = program.mesh.space_axes if program.mesh else ()
-    return [f"{axis.name}={axis.size}" for axis in axes if axis.size > 1 and axis.name not in used]
+    wide = [axis for axis in axes if axis.size > 1 and not used & {axis.name, part_of(axis.name)}]
+    return [f"{axis.name}={axis.size}" for axis in wide]

@@ -13,7 +13,7 @@ which is computed part by part. The backward pass needs only lse and out of all 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,13 +38,13 @@ from shardweave.ir.library.positional_attention import (
     MERGE_ATTENTION,
     logsumexp_dtype,
 )
-from shardweave.ir.mesh.placement import DimSharding, Sharding, fits, is_even
+from shardweave.ir.mesh.placement import DimSharding, Sharding, fits, is_even, ordered
 from shardweave.ir.ops.registry import first_of_attention, is_attention, is_positional
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.flow import Flow, aten_ops, check_not_propagated
 from shardweave.ir.sharding.rules.attention import POSITIONS
 from shardweave.passes.notes import note
-from shardweave.passes.partition.propagate_shardings import propagated_forward
+from shardweave.passes.partition.propagate_shardings import Propagation, propagated_forward
 from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 
 
@@ -73,18 +73,18 @@ class SplitAttentionPass(PassWithAnalyses):
         if self.parts == 1:
             return
         ops = [op for op in aten_ops(program) if is_attention(op) and not is_positional(op)]
-        flow = analyses.of(propagated_forward).flow if ops else None
-        cut = [op for op in ops if flow is not None and _cut_of_keys(op, flow)]
-        if flow is None or not cut:
+        propagation = analyses.of(propagated_forward) if ops else None
+        cut = [op for op in ops if propagation and _cut_of_keys(op, propagation.flow)]
+        if propagation is None or not cut:
             note(
                 "no fused attention has keys that are sharded along the sequence, and none is "
                 "computed in parts; shard the inputs' sequences first, over an axis as context=2."
             )
             return
         for op in cut:
-            _check(op, _cut_of_keys(op, flow), self.parts)
+            _check(op, _cut_of_keys(op, propagation.flow), self.parts)
         for op in cut:
-            (_Backward if first_of_attention(op) else _Forward)(op, self.parts, flow).run()
+            (_Backward if first_of_attention(op) else _Forward)(op, self.parts, propagation).run()
         analyses.forget()
 
 
@@ -110,10 +110,10 @@ def _check(op: AtenOp, cut: DimSharding, parts: int) -> None:
 class _Split:
     """Rewrites one attention op."""
 
-    def __init__(self, op: AtenOp, parts: int, flow: Flow) -> None:
+    def __init__(self, op: AtenOp, parts: int, propagation: Propagation) -> None:
         self.op = op
         self.new = Builder.before(op)
-        self.flow = flow
+        self.propagation = propagation
         first = first_of_attention(op)
         self.query, self.key, self.value = op.operands[first : first + 3]
         self.parts = parts
@@ -184,7 +184,13 @@ class _Backward(_Split):
         shape = list(shape_of(self.key))
         shape[POSITIONS] = self.length
         types = [of_query, *(with_shape(of_key, shape) for _ in "kv")]
-        wanted = [self.flow.sharding(v).whole() for v in (self.query, self.key, self.value)]
+        assignment, flow = self.propagation.assignments[self.op], self.propagation.flow
+        wanted = [flow.sharding(self.query).whole()]
+        for value, made in zip((self.key, self.value), assignment.results[1:], strict=True):
+            # A sum over query heads that share a key head is left to the gradient of its weight.
+            pairs = zip(flow.sharding(value).dims, made.dims, strict=True)
+            dims = tuple([ordered({*own, *more}) for own, more in pairs])
+            wanted.append(replace(made.reduced(Sharding(dims).axes), dims=dims))
         totals: list[SSAValue] = []
         gradients: tuple[list[SSAValue], list[SSAValue]] = [], []
         for part in range(self.parts):

@@ -14,6 +14,7 @@ from shardweave.ir.program.program import Program
 from shardweave.passes.notes import Listener, drop, heard_from
 from shardweave.passes.observers import Observer
 from shardweave.passes.pipeline import PassPipeline
+from shardweave.passes.prepare.split_axes import SplitAxesPass
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.planners.lowering.plan_passes import chosen_by, passes_after, passes_before
 from shardweave.planners.plan.plan import Plan
@@ -35,12 +36,13 @@ def partition(
     """Lower a global program to the one that every rank of `mesh` runs.
 
     The user's `passes` run after those that shard the program and before those that schedule
-    messages (bucket-collectives, start-collectives, overlap-communication); the latter are left out
-    if `passes` hold them. If `passes` hold `insert-collectives`, they replace all other passes
-    except `apply-plan`, and must carry out the plan's fields beside shardings. Without a plan (on
-    one device) the program is only cleaned up. observer: is called for each pass. buffers: stored
-    shardings of buffers. tell: receives the notes of passes that carry out the plan's choices
-    (`chosen_by`); notes of default passes are dropped.
+    messages (bucket-collectives, start-collectives, overlap-communication); the latter are left
+    out if `passes` hold them. If `passes` hold `insert-collectives`, they replace all other
+    passes except `apply-plan`, and must carry out the plan's fields beside shardings. Without a
+    plan (on one device) the program is only cleaned up. observer: is called for each pass.
+    buffers: stored shardings of buffers, for a step's further programs, whose mesh is the
+    plan's; None for the first. tell: receives the notes of passes that carry out the plan's
+    choices (`chosen_by`); notes of default passes are dropped.
     """
     given = PassPipeline([passes] if isinstance(passes, str) else passes).passes
     first, last = PassPipeline(ONE_DEVICE_PASSES), PassPipeline([])
@@ -53,9 +55,10 @@ def partition(
             last = PassPipeline(passes_after(plan, names))
         program = program.clone()
         program.set_mesh(mesh)
-        if buffers:
+        if buffers is not None:
             program.set_mesh(mesh.refined(plan.mesh))
             _pin_buffers(program, buffers)
+            first = PassPipeline([each for each in first.passes if each.name != SplitAxesPass.name])
     chosen = set[str]() if plan is None else chosen_by(plan)
     with heard_from(chosen, tell):
         local = first.run(program, observer=observer)

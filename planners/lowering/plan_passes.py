@@ -25,6 +25,7 @@ from shardweave.planners.schedules.uneven import shares_text
 
 PARTITIONING = (
     "split-addmm",
+    "split-axes",
     "block-experts",
     "add-pending-sums",
     "propagate-shardings",
@@ -143,9 +144,8 @@ def _partitioning(plan: Plan) -> list[ModulePass]:
     if plan.projections:
         passes.append(_make("split-projections"))
     for name in PARTITIONING:
-        is_loaded = name == "block-experts" and plan.expert_load != 1
-        passes.append(_make(name, **({"load": plan.expert_load} if is_loaded else {})))
-        if name == "split-addmm" and plan.attention_parts > 1:
+        passes.append(_make(name, **_options(name, plan)))
+        if name == "split-axes" and plan.attention_parts > 1:
             passes.append(_make("split-attention", parts=plan.attention_parts))
         if name == "propagate-shardings" and plan.loss_chunks > 1:
             passes.append(_make("chunk-loss", chunks=plan.loss_chunks))
@@ -158,6 +158,14 @@ def _partitioning(plan: Plan) -> list[ModulePass]:
     if plan.zero in (1, 2):
         passes.append(_make("delete-redundant-collectives"))
     return passes
+
+
+def _options(name: str, plan: Plan) -> dict[str, Any]:
+    """Options of a partitioning pass."""
+    if name == "block-experts" and plan.expert_load != 1:
+        return {"load": plan.expert_load}
+    # Each rank selects key heads in attention to all keys; of a part of the keys, they are shards.
+    return {"groups": True} if name == "split-axes" and plan.attention_parts > 1 else {}
 
 
 def _recomputation(plan: Plan) -> list[ModulePass]:

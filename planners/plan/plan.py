@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.plan import plan_parts as parts
 from shardweave.planners.plan.plan_parts import (
@@ -114,6 +115,12 @@ class Plan:
     def orders_stages(self) -> bool:
         """True if schedule `list` orders micro-batches by seconds on the plan's cluster."""
         return self.pipeline is not None and self.pipeline.schedule == "list"
+
+    def on_parts_of(self, mesh: Mesh) -> Plan:
+        """This plan, with each axis split into the parts that `mesh` has of it."""
+        refined = Mesh(**self.mesh).refined({axis.name: axis.size for axis in mesh.axes})
+        sizes = {axis.name: axis.size for axis in refined.axes}
+        return self if sizes == self.mesh else replace(self, mesh=sizes)
 
     def to_json(self) -> str:
         """Return the plan as JSON text; fields at their defaults are left out, except shardings."""

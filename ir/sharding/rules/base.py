@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Literal
@@ -105,6 +105,22 @@ class Rule:
             if rest == 0 and is_within and not self.factors[factor].whole:
                 bases = [(base, stride * share) for f, base, share in self.groups if f == factor]
                 return bases[0] if bases else (factor, stride)
+        return None
+
+    def part_of_axis(
+        self, names: Sequence[int], placement: Placement, *, groups: bool = False
+    ) -> int | None:
+        """Size of the minor part of an axis that shards a dim, if only its parts can shard factors,
+        or (groups) whole groups of one; None if there are no such parts. names: the dim's
+        factors."""
+        for factor, _, minor in self._digits(names):
+            shares = [share for _, base, share in self.groups if groups and base == factor]
+            for bound in (minor, *(minor * share for share in shares)):
+                size, rest = divmod(bound, placement.stride)
+                if not rest and 1 < size < placement.size and not placement.size % size:
+                    outer = replace(placement, size=placement.size // size, stride=bound)
+                    parts = outer, replace(placement, size=size)
+                    return size if None not in [self.seat(names, part) for part in parts] else None
         return None
 
     def seats(

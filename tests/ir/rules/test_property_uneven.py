@@ -40,6 +40,7 @@ from shardweave.tests.ir.strategies import uneven_placements, uneven_sharding
 
 SAMPLES = (*POINTWISE, *LAYOUT, *COMPUTE)
 MESHES = (Mesh(a=2), Mesh(a=3), Mesh(a=4), Mesh(a=2, b=2), Mesh(a=3, b=2))
+PARTS = (Mesh(a=4).factored("a", (2, 2)), Mesh(a=6, b=2).factored("a", (3, 2)))
 
 
 @cache
@@ -94,7 +95,7 @@ def random_cut(rule: Rule, mesh: Mesh, random: Random) -> Cut:
 
 def check_random(index: int, random: Random) -> bool:
     """One random cut of a sample, with either padding; whether there was one to check."""
-    one, mesh = instance(index), random.choice(MESHES)
+    one, mesh = instance(index), random.choice(MESHES + PARTS)
     if not one.rule.factors:
         return False
     cut = random_cut(one.rule, mesh, random)
@@ -111,7 +112,7 @@ def check_random(index: int, random: Random) -> bool:
 
 def check_shardings(index: int, random: Random) -> None:
     """Operands from and results to random shardings, which the op may need otherwise."""
-    one, mesh = instance(index), random.choice(MESHES)
+    one, mesh = instance(index), random.choice(MESHES + PARTS)
     operands = [uneven_sharding(tensor.shape, mesh, random) for tensor in one.operands]
     results = [uneven_sharding(tensor.shape, mesh, random) for tensor in one.results]
     check_equal(one, mesh, operands, results)
