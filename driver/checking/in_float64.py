@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from xdsl.dialects import func
-from xdsl.ir import Attribute, Block, SSAValue
+from xdsl.dialects.builtin import FunctionType
+from xdsl.ir import Attribute
+from xdsl.rewriter import Rewriter
 
 from shardweave.ir.dialects.types import (
     dtype_of,
@@ -24,37 +25,22 @@ def in_float64(program: Program) -> Program:
     exact = without_regions(program)
     if exact is program:
         exact = program.clone()
-    exact.replace_body(_body_in_float64(exact))
-    if is_staged(exact):
-        for function in functions_of(exact).values():
-            function.replace_body(_body_in_float64(function))
+    for part in (exact, *(functions_of(exact).values() if is_staged(exact) else ())):
+        _convert(part)
     return exact
 
 
-def _body_in_float64(program: Program) -> Block:
-    arguments = program.function.body.block.args
-    block = Block(arg_types=[_type(value) for value in arguments])
-    values: dict[SSAValue, SSAValue] = dict(zip(arguments, block.args, strict=True))
-    for before, after in values.items():
-        after.name_hint = before.name_hint
+def _convert(program: Program) -> None:
+    """Change the dtypes of a program's values, and of dtypes among the arguments of its ops."""
+    block = program.function.body.block
+    for value in (*block.args, *(result for op in program.ops for result in op.results)):
+        exact = _exact(dtype_of_value(value))
+        if exact is not None:
+            Rewriter.replace_value_with_new_type(value, tensor_type(shape_of(value), exact))
     for op in program.ops:
-        copy = type(op).create(
-            operands=[values[value] for value in op.operands],
-            result_types=[_type(value) for value in op.results],
-            properties={name: _property(value) for name, value in op.properties.items()},
-            location=op.location,
-        )
-        for before, after in zip(op.results, copy.results, strict=True):
-            after.name_hint = before.name_hint
-            values[before] = after
-        block.add_op(copy)
-    block.add_op(func.ReturnOp(*(values[value] for value in program.return_op.operands)))
-    return block
-
-
-def _type(value: SSAValue) -> Attribute:
-    exact = _exact(dtype_of_value(value))
-    return value.type if exact is None else tensor_type(shape_of(value), exact)
+        op.properties = {name: _property(value) for name, value in op.properties.items()}
+    results = list(program.return_op.operand_types)
+    program.function.function_type = FunctionType.from_lists(list(block.arg_types), results)
 
 
 def _property(attribute: Attribute) -> Attribute:
