@@ -6,7 +6,7 @@ there follow each other here; the compute of one hides the communication of the 
 
 from __future__ import annotations
 
-from shardweave.planners.schedules.table import Action, Kind, Row, Table
+from shardweave.planners.schedules.table import Action, Kind, RankPasses, Table
 
 
 def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
@@ -20,7 +20,7 @@ def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
     return tuple(_Rank(rank, ranks, micro_batches).order() for rank in range(ranks))
 
 
-class _Rank(Row):
+class _Rank(RankPasses):
     def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
         super().__init__()
         self.rank, self.ranks, self.micro_batches = rank, ranks, micro_batches

@@ -29,7 +29,7 @@ Table = tuple[tuple[Action, ...], ...]
 """Passes of each rank, first to last."""
 
 
-class Row:
+class RankPasses:
     """The passes of one rank, each of which takes its stage's next micro-batch of that kind."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ twice as many forward passes ahead; ZB-V (Sec. 6) places the two chunks of each 
 from __future__ import annotations
 
 from shardweave.planners.schedules.one_forward_one_backward import passes, round_size
-from shardweave.planners.schedules.table import Action, Kind, Row, Table
+from shardweave.planners.schedules.table import Action, Kind, RankPasses, Table
 
 KINDS: tuple[Kind, ...] = ("F", "I", "W")
 
@@ -64,7 +64,7 @@ def _rank(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
     return tuple(action for action in made.actions if action.micro_batch < micro_batches)
 
 
-class _Rank(Row):
+class _Rank(RankPasses):
     def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
         super().__init__()
         self.first, self.last = rank, 2 * ranks - 1 - rank
