@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from shardweave.backends.batch.rows import GLOBAL, LOCAL
 from shardweave.backends.registry import BACKENDS
 from shardweave.backends.state.state import state_of
-from shardweave.backends.step.step import AUTOGRAD, IN_CALL
+from shardweave.backends.step.step_call import AUTOGRAD, IN_CALL
 from shardweave.driver.artifact.artifact import Artifact
 from shardweave.driver.artifact.options import with_artifact
 from shardweave.driver.processes import world
