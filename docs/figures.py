@@ -436,8 +436,8 @@ def scoreboard() -> list[str]:
 
 SECTIONS: tuple[Callable[[], list[str]], ...] = (
     training, small_steps, zero, pipelines, mixed_speeds, overlap, loss_chunks, precision, losses,
-    compile_time, explore_page, planning, planning_speed, measured_choice, models, on_a_gpu, proofs, kernels,
-    scoreboard,
+    compile_time, explore_page, planning, planning_speed, measured_choice, models, on_a_gpu,
+    proofs, kernels, scoreboard,
 )  # fmt: skip
 
 
