@@ -67,7 +67,6 @@ class Calibration:
     before: float
     after: float
     left_out: float
-    penalty: float
     unmoved: tuple[str, ...]
 
 
@@ -83,12 +82,12 @@ def calibrate(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) -> C
     names = list(KNOBS)
     logs: Floats = np.zeros(len(names))
     first: Floats | None = None
-    slopes, left_out, penalty = np.zeros((len(timed), len(names))), math.inf, PENALTIES[-1]
+    slopes, left_out = np.zeros((len(timed), len(names))), math.inf
     for _ in range(ROUNDS):
         errors, slopes = _linearised(cluster, timed, predict, logs)
         first = errors if first is None else first
         # Errors as they were at factors of one, by the slopes here.
-        logs, left_out, penalty = _ridge(errors - slopes @ logs, slopes)
+        logs, left_out = _ridge(errors - slopes @ logs, slopes)
     factors = dict(zip(names, np.exp(logs).tolist(), strict=True))
     refined = _within_peak(scaled(cluster, factors))
     after = _log_errors(refined, timed, predict)
@@ -100,7 +99,6 @@ def calibrate(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) -> C
         before=_mean_error(first),
         after=_mean_error(after),
         left_out=left_out,
-        penalty=penalty,
         unmoved=tuple(
             name
             for name, row in zip(names, slopes.T, strict=True)
@@ -135,16 +133,16 @@ def _log_errors(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) ->
     return np.array([math.log(predict(run, named) / run.step_s) for run in runs])
 
 
-def _ridge(errors: Floats, slopes: Floats) -> tuple[Floats, float, float]:
-    """Return the factors' logarithms, the mean leave-one-out error, and the penalty chosen."""
-    best: tuple[Floats, float, float] | None = None
+def _ridge(errors: Floats, slopes: Floats) -> tuple[Floats, float]:
+    """Return the factors' logarithms, and the mean leave-one-out error."""
+    best: tuple[Floats, float] | None = None
     for penalty in reversed(PENALTIES):
         inverse = np.linalg.inv(slopes.T @ slopes + len(errors) * penalty * np.eye(slopes.shape[1]))
         logs = -inverse @ slopes.T @ errors
         leverage = np.einsum("ij,jk,ik->i", slopes, inverse, slopes)
         left_out = _mean_error((errors + slopes @ logs) / (1 - leverage))
         if best is None or left_out < best[1]:
-            best = logs, left_out, penalty
+            best = logs, left_out
     assert best is not None, "there are penalties"
     return best
 

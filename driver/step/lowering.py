@@ -223,8 +223,8 @@ def _in_shards(plan: Plan, request: Request) -> Plan:
 
 def lowered_step(request: Request, call: StepCall) -> Lowered:
     """Return each rank's program for the example: captured, planned and lowered, or given."""
-    if request.given is not None:
-        return as_given(request.given)
+    if isinstance(request.program, Program):
+        return as_given(request.program)
     captured = capture_call(request, call)
     plan = choose_plan(captured.program, request)
     return lower(request, call, captured, plan)
