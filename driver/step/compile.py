@@ -15,7 +15,7 @@ from shardweave.backends.step.bound import BoundProgram, device_of
 from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.backends.step.step_call import AUTOGRAD, StepCall
 from shardweave.backends.watch import watchdog
-from shardweave.backends.watch.agreement import require_same, require_same_model
+from shardweave.backends.watch.agreement import describe_model, require_same
 from shardweave.driver.artifact.artifact import Artifact
 from shardweave.driver.artifact.precompile import start_from
 from shardweave.driver.processes import world
@@ -152,7 +152,8 @@ def join_mesh(request: Request) -> torch.device:
 def agree(request: Request) -> None:
     """Raise AgreementError on every rank unless all ranks compile the same. Collective."""
     if request.has_processes and request.devices.num_devices > 1:
-        require_same_model(request.model)
+        model = describe_model(request.model)
+        require_same("the model", model, "make the same model on every rank")
         what = describe_request(request)
         require_same("what is compiled", what, "call compile alike on every rank")
 
