@@ -48,7 +48,16 @@ class _Process:
 
 def timeout_of(timeout_s: float | None) -> float:
     """Return the longest wait in seconds: `timeout_s`, else SHARDWEAVE_TIMEOUT, else 25 minutes."""
-    return _seconds(os.environ.get(TIMEOUT)) if timeout_s is None else timeout_s
+    text = os.environ.get(TIMEOUT)
+    if timeout_s is not None or text is None:
+        return DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(
+            f"{TIMEOUT} is {text!r}, expected the number of seconds that a rank waits for "
+            "others, such as 60, or 0 for no limit."
+        ) from None
 
 
 def start_before(store: Any, rank: int, size: int, timeout_s: float, *, on_gpu: bool) -> None:
@@ -164,18 +173,6 @@ def last_words(text: str) -> None:
         Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": more}}))
     for listener in _Process.listeners:
         listener(text)
-
-
-def _seconds(text: str | None) -> float:
-    if text is None:
-        return DEFAULT_TIMEOUT_S
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(
-            f"{TIMEOUT} is {text!r}, expected the number of seconds that a rank waits for "
-            "others, such as 60, or 0 for no limit."
-        ) from None
 
 
 def _innermost(traceback: TracebackType | None) -> FrameType | None:

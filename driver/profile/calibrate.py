@@ -17,10 +17,19 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shardweave.planners.cost.cluster import Cluster, CollectiveTimes, DeviceType, NodeType, Points
+from shardweave.planners.cost.cluster import (
+    Cluster,
+    CollectiveTimes,
+    DeviceType,
+    Island,
+    MeasuredRing,
+    NodeType,
+    Points,
+)
 from shardweave.planners.cost.quantity import counted
 
 Floats = NDArray[np.float64]
+Linked = TypeVar("Linked", NodeType, Island, MeasuredRing)
 
 
 class Timed(Protocol):
@@ -89,7 +98,7 @@ def calibrate(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) -> C
         # Errors as they were at factors of one, by the slopes here.
         logs, left_out = _ridge(errors - slopes @ logs, slopes)
     factors = dict(zip(names, np.exp(logs).tolist(), strict=True))
-    refined = _within_peak(scaled(cluster, factors))
+    refined = scaled(cluster, factors, most=1.0)
     after = _log_errors(refined, timed, predict)
     assert first is not None, "there is a round at least"
     return Calibration(
@@ -151,31 +160,15 @@ def _mean_error(log_errors: Floats) -> float:
     return float(np.abs(np.exp(log_errors) - 1).mean())
 
 
-def _within_peak(cluster: Cluster) -> Cluster:
-    """Clip the cluster's efficiencies at 1: cluster files cannot have larger ones."""
-
-    def points(curve: Points) -> Points:
-        return tuple((work, min(1.0, share)) for work, share in curve)
-
-    devices = {
-        name: replace(
-            device,
-            efficiency=points(device.efficiency),
-            attention_efficiency=points(device.attention_efficiency),
-        )
-        for name, device in cluster.devices.items()
-    }
-    return replace(cluster, devices=devices)
-
-
-def scaled(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
-    """Multiply a cluster's numbers by the factors of `KNOBS` (1 for a missing factor)."""
+def scaled(cluster: Cluster, factors: Mapping[str, float], *, most: float = math.inf) -> Cluster:
+    """Multiply a cluster's numbers by the factors of `KNOBS` (1 for a missing factor). most: the
+    largest efficiency; cluster files cannot have one above 1."""
 
     def of(name: str) -> float:
         return factors.get(name, 1.0)
 
     def points(curve: Points) -> Points:
-        return tuple((work, share * of("products")) for work, share in curve)
+        return tuple((work, min(most, share * of("products"))) for work, share in curve)
 
     def device(of_type: DeviceType) -> DeviceType:
         return replace(
@@ -187,18 +180,14 @@ def scaled(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
             overhead_s=of_type.overhead_s * of("host"),
         )
 
+    def linked(part: Linked) -> Linked:
+        return replace(part, bandwidth_bytes_s=part.bandwidth_bytes_s * of("links"))
+
     def node(of_type: NodeType) -> NodeType:
         return replace(
-            of_type,
-            bandwidth_bytes_s=of_type.bandwidth_bytes_s * of("links"),
-            islands=tuple(
-                replace(each, bandwidth_bytes_s=each.bandwidth_bytes_s * of("links"))
-                for each in of_type.islands
-            ),
-            rings=tuple(
-                replace(each, bandwidth_bytes_s=each.bandwidth_bytes_s * of("links"))
-                for each in of_type.rings
-            ),
+            linked(of_type),
+            islands=tuple(map(linked, of_type.islands)),
+            rings=tuple(map(linked, of_type.rings)),
             nic_bandwidth_bytes_s=of_type.nic_bandwidth_bytes_s * of("network"),
         )
 
