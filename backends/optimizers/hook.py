@@ -25,8 +25,6 @@ from torch.optim.optimizer import (
 
 from shardweave.backends.optimizers.owned_step import run_owned
 from shardweave.backends.optimizers.owners import Owned, owned_updates
-from shardweave.backends.optimizers.plain import PlainParameters
-from shardweave.backends.optimizers.random_state import shared_random_state
 from shardweave.backends.optimizers.repoint import check_not_replaced
 from shardweave.backends.optimizers.shards import is_everywhere, shapes_of_shards
 from shardweave.backends.optimizers.spread import GATHERED
@@ -40,13 +38,6 @@ class OptimizerNote(UserWarning):
     """An optimizer's step gathers whole parameters, since its update is not elementwise."""
 
 
-class _Known(NamedTuple):
-    """The reads of an optimizer's last step. key: the settings that they depend on."""
-
-    key: tuple[Any, ...]
-    reads: Reads
-
-
 class _Running(NamedTuple):
     """The step that is running. random: restores this rank's own random state after it."""
 
@@ -58,7 +49,8 @@ _MESHES: dict[int, ref[DeviceMesh]] = {}
 _RUNNING: list[_Running] = []
 """The step that is running, if any; at most one."""
 
-_KNOWN: WeakKeyDictionary[Optimizer, _Known] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Optimizer, tuple[Any, Reads]] = WeakKeyDictionary()
+"""The settings that the reads of an optimizer's last step depend on, and these reads."""
 
 
 def watch(mesh: DeviceMesh) -> DeviceMesh:
@@ -98,12 +90,12 @@ def _before(
         has_gradient = [has and i not in owned for i, has in enumerate(has_gradient)]
         reads = replace(reads, full=reads.full - owned.keys())
     GATHERED.clear()
-    stand_ins = StandIns(optimizer, PlainParameters(parameters, reads.full, has_gradient))
-    random = shared_random_state(parameters[0].device) if reads.may_draw else None
+    stand_ins = StandIns(optimizer, parameters, reads.full, has_gradient)
+    random = _shared_random_state(parameters[0].device) if reads.may_draw else None
     _RUNNING[:] = [_Running(stand_ins, random)]
     if closure is None:
         return (stand_ins.first, *args[1:]), kwargs
-    closure = stand_ins.plain.closure(closure)
+    closure = stand_ins.closure(closure)
     if len(args) > 1:
         return (stand_ins.first, closure, *args[2:]), kwargs
     return (stand_ins.first,), {**kwargs, "closure": closure}
@@ -145,6 +137,27 @@ def _have_gradients(parameters: Sequence[Tensor], *, has_closure: bool) -> list[
     return [bool(flag) for flag in flags.tolist()]
 
 
+def _shared_random_state(device: torch.device) -> Callable[[], None]:
+    """Give every rank the generator state of rank 0. Collective. Returns a function to call after
+    the step, which restores this rank's state if it differed."""
+    cuda = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else None
+    own = [torch.get_rng_state(), *([] if cuda is None else [torch.cuda.get_rng_state(cuda)])]
+
+    def set_states(states: list[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        if cuda is not None:
+            torch.cuda.set_rng_state(states[1], cuda)
+
+    states = [state.to(device) for state in own]
+    for state in states:
+        dist.broadcast(state, src=0)
+    first = [state.cpu() for state in states]
+    set_states(first)
+    if all(map(torch.equal, own, first)):
+        return lambda: None
+    return lambda: set_states(own)
+
+
 # What a step reads
 
 
@@ -162,8 +175,8 @@ def _reads(
         return Reads(sharded, sharded, "its step calls a closure")
     key = (tuple(has_gradient), has_closure, tuple(map(_settings, optimizer.param_groups)))
     known = _KNOWN.get(optimizer)
-    if known is not None and is_known and known.key == key:
-        return known.reads
+    if known is not None and is_known and known[0] == key:
+        return known[1]
     sizes = _sizes(parameters)
     try:
         reads = reads_of(optimizer, parameters, sizes, has_gradient, has_closure=has_closure)
@@ -173,7 +186,7 @@ def _reads(
             "shardweave does that for it; use its single-process version, such as "
             "SingleDeviceMuon."
         ) from error
-    _KNOWN[optimizer] = _Known(key, reads)
+    _KNOWN[optimizer] = key, reads
     return reads
 
 

@@ -15,37 +15,39 @@ from shardweave.backends.registry import BACKENDS
 from shardweave.backends.state.places import in_modes
 from shardweave.backends.step.bound import device_of
 from shardweave.backends.step.compiled_module import as_plain
-from shardweave.backends.step.step import IN_CALL
-from shardweave.backends.step.step_call import StepCall
+from shardweave.backends.step.step_call import IN_CALL, StepCall
 from shardweave.backends.watch import watchdog
 from shardweave.driver.processes import world
 from shardweave.driver.step.binding import example_call
 from shardweave.driver.step.lowering_notes import idle_axes, undivided, unread, without_rules
-from shardweave.driver.step.plan_choice import choose_plan
 from shardweave.driver.step.precision import in_precision
-from shardweave.driver.step.request import Request
+from shardweave.driver.step.request import DEFAULT_PLAN, Request
 from shardweave.ir.capture.outputs import Outputs
 from shardweave.ir.dialects.types import form_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
-from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.text import print_module
 from shardweave.ir.sharding.padding import notes_on_padding
 from shardweave.ir.verify import program as verified
 from shardweave.passes.kernels.unfuse_kernels import has_regions
 from shardweave.passes.notes import unheard
-from shardweave.passes.observers import Observer
+from shardweave.passes.observers import Observer, Observers
 from shardweave.passes.pipeline import PassError, run_passes
-from shardweave.passes.prepare.block_experts import BlockExpertsPass
 from shardweave.passes.stages.batches import JoinedMicroBatches
 from shardweave.planners.lowering.other_shapes import in_one_micro_batch
 from shardweave.planners.lowering.partition import partition
-from shardweave.planners.lowering.plan_passes import plan_passes
+from shardweave.planners.lowering.stages.choose import with_pipeline
+from shardweave.planners.megatron.planner import EXPERT
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_check import check_recomputed, check_stages
+from shardweave.planners.plan.zero import DATA_AXIS
+from shardweave.planners.planning import plan as planned
+from shardweave.planners.planning import resolve_plan
 from shardweave.planners.registry import PLANNERS
 
 if TYPE_CHECKING:
+    from shardweave.driver.checking.validate import Prover
     from shardweave.ir.capture.capture import Captured
 
 Stored = Mapping[Key, Sharding]
@@ -177,10 +179,50 @@ def capture_call(request: Request, call: StepCall) -> Captured:
     return replace(captured, seconds=perf_counter() - start_s)
 
 
+def choose_plan(program: Program, request: Request) -> Plan | None:
+    """Return the plan to follow; None if there is nothing to shard and no plan is given. For a
+    cluster a planner (by default `auto`) makes the plan, and may choose the mesh."""
+    given, is_sequential = request.plan, request.sequence_parallel
+    if request.cluster is not None:
+        planner = given if isinstance(given, str) else ""
+        options: dict[str, Any] = {"sequence_parallel": True} if is_sequential else {}
+        assert request.mesh is None or isinstance(request.mesh, Mesh)
+        chosen = planned(program, request.mesh, planner, cluster=request.cluster, **options)
+        return with_pipeline(chosen, program, Mesh(**chosen.mesh))
+    if given is None and request.devices.num_devices == 1 and not (is_sequential or request.zero):
+        return None
+    resolved = resolve_plan(
+        DEFAULT_PLAN if given is None else given,
+        program,
+        request.devices,
+        sequence_parallel=is_sequential,
+    )
+    check_stages(resolved, program, (name for name, _ in request.model.named_modules() if name))
+    check_recomputed(resolved, program)
+    if request.zero:
+        resolved = _in_shards(resolved, request)
+    return with_pipeline(resolved, program, request.devices)
+
+
+def _in_shards(plan: Plan, request: Request) -> Plan:
+    """Add the requested ZeRO stage to a plan. Raises ValueError if the plan cannot have it."""
+    if request.devices.num_devices > 1 and {DATA_AXIS, EXPERT}.isdisjoint(request.devices.names):
+        raise ValueError(
+            f"zero={request.zero} shards parameters over the axis '{DATA_AXIS}', which the mesh "
+            f"{request.devices} does not have; add the axis to the mesh, or leave zero out."
+        )
+    if plan.zero not in (0, request.zero):
+        raise ValueError(
+            f"the plan has zero={plan.zero}, but zero={request.zero} is given; give one of them "
+            "only."
+        )
+    return replace(plan, zero=request.zero)
+
+
 def lowered_step(request: Request, call: StepCall) -> Lowered:
     """Return each rank's program for the example: captured, planned and lowered, or given."""
-    if request.given is not None:
-        return as_given(request.given)
+    if isinstance(request.program, Program):
+        return as_given(request.program)
     captured = capture_call(request, call)
     plan = choose_plan(captured.program, request)
     return lower(request, call, captured, plan)
@@ -256,11 +298,15 @@ def _partitioned(
     program: Program, plan: Plan | None, request: Request, call: StepCall, stored: Stored | None
 ) -> tuple[Program, tuple[str, ...]]:
     """Return the local program, and notes: on the plan's unused parts, validation and proof."""
-    observer = None
+    observers: list[Observer] = []
     notes: list[str] = []
     if request.validate:
-        observer, note = _validator(program, request, call)
+        validator, note = _validator(program, request, call)
+        observers += [] if validator is None else [validator]
         notes.append(note)
+    prover = _prover(program) if request.prove else None
+    observers += [] if prover is None else [prover]
+    observer = Observers(observers) if observers else None
     buffers: dict[str, Sharding] | None = None
     if stored is not None:
         buffers = {name: s for (kind, name), s in stored.items() if kind == "buffer"}
@@ -271,34 +317,17 @@ def _partitioned(
     if regions and not has_regions(local):
         with unheard():
             local = run_passes(local, regions)
-    if request.prove:
-        notes.append(_proof_of(local, program, plan))
+    if prover is not None:
+        proof, blocked = prover.proof_of(local), "as block-experts gives them, which is not proved"
+        words = f"the {proof.num_ops} ops of each rank are proved to compute the model's results"
+        notes.append(f"{words}, {blocked}" if prover.is_blocked else words)
     return local, tuple(notes)
 
 
-def _proof_of(local: Program, program: Program, plan: Plan | None) -> str:
-    """Prove that a local program computes the captured one; returns a note. Raises ProofError."""
-    from shardweave.ir.proof.prove import prove
+def _prover(program: Program) -> Prover:
+    from shardweave.driver.checking.validate import Prover
 
-    goal = _blocked(program, plan)
-    proof = prove(local, against=goal)
-    given = "" if goal is program else ", as block-experts gives them, which is not proved"
-    return f"the {proof.num_ops} ops of each rank are proved to compute the model's results{given}"
-
-
-def _blocked(program: Program, plan: Plan | None) -> Program:
-    """The program after block-experts, if that changes it, else the program itself."""
-    if plan is None:
-        return program
-    passes = plan_passes(plan)
-    names = [each.name for each in passes]
-    if BlockExpertsPass.name not in names or not any(spec_of(op).grouped for op in program.ops):
-        return program
-    last = names.index(BlockExpertsPass.name)
-    with unheard():
-        before = run_passes(program, passes[:last])
-        after = run_passes(before, passes[last : last + 1])
-    return program if after == before else after
+    return Prover(program, each=False)
 
 
 def _validator(program: Program, request: Request, call: StepCall) -> tuple[Observer | None, str]:
