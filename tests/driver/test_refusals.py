@@ -16,12 +16,12 @@ import shardweave as sw
 from shardweave.backends.emit.attention import plain_attention
 from shardweave.backends.reference.reference import run_reference
 from shardweave.backends.state.saved_state import read_index, take_apart
-from shardweave.backends.step.step import Step
 from shardweave.backends.watch.watchdog import TIMEOUT, timeout_of
 from shardweave.driver.explore import explore
 from shardweave.driver.models.hf import build_hf
 from shardweave.driver.models.models import build_example
 from shardweave.driver.step.precision import reducing_in
+from shardweave.driver.step.step import Step
 from shardweave.ir.mesh.effect import Effect
 from shardweave.ir.mesh.mesh import MOST_DEVICES, Axis, Mesh
 from shardweave.ir.proof.ops import check_order
@@ -322,6 +322,48 @@ def test_model_that_is_no_module_is_refused(model: Any, name: str) -> None:
     for make in (sw.capture, sw.compile):
         with pytest.raises(TypeError, match=f"the model is {name}.*, not an instance of nn.Module"):
             make(model, (torch.ones(4, 4),))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        sw.verify,
+        lambda value: sw.plan(value, "data=2", "megatron"),
+        lambda value: sw.simulate(value, "testbed"),
+        lambda value: sw.run_passes(value, "cse"),
+        lambda value: sw.prove(value, against=step(SMALL)),
+        lambda value: sw.prove(step(SMALL), against=value),
+        lambda value: sw.diff(step(SMALL), value),
+        lambda value: sw.explore(value, "cse", "testbed"),
+    ],
+)
+def test_what_is_no_program_is_named(call: Callable[[Any], object]) -> None:
+    for value, kind in ((Loss(), "Loss"), ("a.mlir", "str"), (None, "NoneType")):
+        with pytest.raises(ValueError, match=f"a {kind} is given in place of a program; capture"):
+            call(value)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
+        (torch.ones(4, 4, device="meta"), "a meta tensor, without values"),
+        (torch.eye(4).to_sparse(), "torch.sparse_coo"),
+    ],
+)
+def test_input_without_plain_values_is_refused(tensor: Tensor, kind: str) -> None:
+    with pytest.raises(ValueError, match=f"input 'x' is {kind}; give a dense tensor with values"):
+        compiled()(tensor)
+
+
+def test_state_that_is_no_dict_or_holds_a_class_is_refused(tmp_path: Path) -> None:
+    for act in (
+        lambda: sw.save_checkpoint(tmp_path, 1, [Loss()]),  # pyright: ignore[reportArgumentType]
+        lambda: sw.load_checkpoint(tmp_path, [Loss()]),  # pyright: ignore[reportArgumentType]
+    ):
+        with pytest.raises(sw.CheckpointError, match="the state is a list; give a dict of what"):
+            act()
+    with pytest.raises(sw.CheckpointError, match="entry 'm' of the state cannot be saved"):
+        sw.save_checkpoint(tmp_path, 1, {"m": Loss})
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
