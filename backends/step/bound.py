@@ -310,9 +310,6 @@ class BoundProgram:
                     f"expected the global shape {shape} and {dtype_of_value(value)}; to give "
                     "only this rank's rows, use step.local_batch(..)."
                 )
-            if tensor.is_meta or tensor.layout != torch.strided:
-                kind = "a meta tensor, without values" if tensor.is_meta else str(tensor.layout)
-                raise ValueError(f"input '{name}' is {kind}; give a dense tensor with values.")
 
 
 def device_of(model: nn.Module) -> torch.device:
