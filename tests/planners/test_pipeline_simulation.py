@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.planners.amp import plan_amp
+from shardweave.planners.amp.planner import plan_amp
 from shardweave.planners.cost.cluster import Cluster, on_devices
 from shardweave.planners.cost.links import transfer_of
 from shardweave.planners.plan.plan import Plan
