@@ -25,7 +25,7 @@ from shardweave.ir.program.staged import (
 from shardweave.ir.program.traffic import bytes_moved
 from shardweave.passes.stages.cut import ScheduledRun, places_of_tasks
 from shardweave.planners.cost.cluster import Cluster, likeness, on_devices
-from shardweave.planners.cost.links import transfer_of
+from shardweave.planners.cost.links import transfer_s
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.workload import parameter_dtype
 from shardweave.planners.lowering.stages.balance import FLOPS_PER_BYTE
@@ -149,9 +149,7 @@ def stage_costs_of(program: Program, cluster: Cluster | None) -> PassCosts:
         size = sizes.get((source[0], goal[0]))
         if size is None or source[1] == goal[1]:
             return 0.0
-        pairs = list(zip(devices[source[1]], devices[goal[1]], strict=True))
-        way = transfer_of(cluster, pairs)
-        return way.latency_s + size / way.bandwidth_bytes_s
+        return transfer_s(cluster, devices[source[1]], devices[goal[1]], size)
 
     return PassCosts(pass_s, message_s)
 

@@ -27,7 +27,7 @@ from shardweave.ir.program.staged import (
     runs_of,
 )
 from shardweave.planners.cost.cluster import Cluster, PlacedCluster, likeness, on_devices
-from shardweave.planners.cost.links import transfer_of
+from shardweave.planners.cost.links import transfer_s
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.workload import parameter_dtype
@@ -346,9 +346,8 @@ class _Played:
             for goal in self.stage_at.goals(run, stage, to):
                 seconds = 0.0
                 if goal != run.at:
-                    pairs = list(zip(self.ranks[run.at], self.ranks[goal], strict=True))
-                    way = transfer_of(self.cluster, pairs)
-                    seconds = way.latency_s + size / way.bandwidth_bytes_s
+                    own, other = self.ranks[run.at], self.ranks[goal]
+                    seconds = transfer_s(self.cluster, own, other, size)
                 left_s = max(end_s, self.link_s.get((run.at, goal), 0.0))
                 arrives_s = self.link_s[run.at, goal] = left_s + seconds
                 key = stage, to, goal, name, run.micro_batch
