@@ -161,10 +161,7 @@ class _Messages:
         """Collect the messages of stages. PlanError if inner stages do not all send alike."""
         goals: defaultdict[tuple[int, str], set[int]] = defaultdict(set)
         sends = [
-            (function.stage, op.to, op.message)
-            for function in functions
-            for op in function.ops
-            if isinstance(op, SendOp)
+            (function.stage, op.to, op.message) for function in functions for op in function.sends
         ]
         for stage, to, name in sends:
             goals[stage, name].add(to)

@@ -14,7 +14,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from shardweave.ir.dialects.dist import RecvOp, SendOp
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.mesh.mesh import Axis, Mesh
 from shardweave.ir.program.program import Program
@@ -207,15 +206,9 @@ def _joined_s(
 
 
 def _read(function: StageFunction, cluster: PlacedCluster) -> _Function:
-    sizes = [
-        (op.to, op.message, num_bytes(tensor_type_of(op.operands[0])))
-        for op in function.ops
-        if isinstance(op, SendOp)
-    ]
+    sizes = [(op.to, op.message, num_bytes(tensor_type_of(op.value))) for op in function.sends]
     coming = [
-        (op.source, op.message, num_bytes(tensor_type_of(op.results[0])))
-        for op in function.ops
-        if isinstance(op, RecvOp)
+        (op.source, op.message, num_bytes(tensor_type_of(op.value))) for op in function.receives
     ]
     simulated = simulate(function.alone, cluster)
     cost = _Cost(
