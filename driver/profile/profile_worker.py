@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from shardweave.driver.processes import launch, world
+from shardweave.driver.profile.profile_gpu import measure_gpu
 from shardweave.driver.profile.profile_links import (
     measure_collectives,
     measure_message,
@@ -57,13 +58,17 @@ def measure_and_report() -> int:
     """Measure together with all ranks; reports a failure to the launcher. Returns an exit code."""
     try:
         request: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
-        pin(int(os.environ["LOCAL_RANK"]))
-        torch.set_num_threads(1)
         count = int(os.environ["WORLD_SIZE"])
-        world.join(Mesh(rank=count), torch.device("cpu"))
+        device = world.local_device(count)
+        if device.type == "cpu":
+            pin(int(os.environ["LOCAL_RANK"]))
+            torch.set_num_threads(1)
+        else:
+            torch.cuda.set_device(device)
+        world.join(Mesh(rank=count), device)
         try:
-            with awake():
-                record = measure(request)
+            with awake() if device.type == "cpu" else nullcontext():
+                record = measure(request, device)
             if world.rank() == 0:
                 Path(request["output"]).write_text(json.dumps(record))
         finally:
@@ -74,22 +79,26 @@ def measure_and_report() -> int:
     return 0
 
 
-def measure(request: dict[str, Any]) -> dict[str, Any]:
+def measure(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """Run all measurements, as JSON data that `profile.cluster_of` reads. Collective."""
-    with torch.no_grad():
+    programs = [Program.load(path) for path in request["programs"]]
+    with torch.no_grad(), device:
         clock = _Clock()
-        ops = _averaged(measure_ops())
-        peaks = measure_peaks(max(work / s for work, s in ops["aten.mm"]))
-        clock.say(f"{len(ops)} ops by size")
+        record: dict[str, Any] = {"collectives": []}
+        if device.type == "cuda":
+            record["gpu"] = measure_gpu()
+            clock.say(record["gpu"]["name"])
+        else:
+            ops = _averaged(measure_ops())
+            peaks = measure_peaks(max(work / s for work, s in ops["aten.mm"]))
+            clock.say(f"{len(ops)} ops by size")
+            record |= {"ops": ops, "peaks": peaks}
         measured: dict[str, list[float]] = {}
-        paths = request["programs"]
-        for path in paths:
-            program = Program.load(path)
-            for name, seconds in measure_program(program, PROGRAM_SECONDS / len(paths)).items():
+        for program in programs:
+            for name, seconds in measure_program(program, PROGRAM_SECONDS / len(programs)).items():
                 measured.setdefault(name, []).extend(seconds)
-        if paths:
-            clock.say(f"{len(measured)} distinct ops of {len(paths)} programs")
-        record: dict[str, Any] = {"ops": ops, "peaks": peaks, "collectives": []}
+        if programs:
+            clock.say(f"{len(measured)} distinct ops of {len(programs)} programs")
         record["measured"] = _averaged_times({name: _middle(s) for name, s in measured.items()})
         if dist.is_initialized():
             record |= _measure_links(clock)
