@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardweave.passes.messages.bucket_collectives import bucket_gradients
+from shardweave.passes.messages.gradient_buckets import bucket_gradients
 from shardweave.passes.messages.pending_gradients import leave_gradients_pending
 from shardweave.passes.notes import PassNote
 from shardweave.passes.pipeline import run_passes
