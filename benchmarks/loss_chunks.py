@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def held_and_seconds(program: Program, values: dict[Key, torch.Tensor]) -> tuple
     for slot in program.arguments:
         held[slot.value] = [global_argument(program, slot, values)]
     start = time.process_time()
-    deque(run_op_by_op(program, held, virtual_mesh(program)), maxlen=0)
+    list(run_op_by_op(program, held, virtual_mesh(program)))
     return held.most, time.process_time() - start
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -70,7 +70,7 @@ def counted(program: Program, model: str) -> int:
         whole = global_argument(program, slot, case.values)
         shards = scatter_shards(whole, sharding_held(program, slot), mesh)
         held[slot.value] = [shard.clone() for shard in shards]
-    deque(run_op_by_op(program, held, mesh), maxlen=0)
+    list(run_op_by_op(program, held, mesh))
     return held.most
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -101,7 +100,7 @@ def test_device_holds_what_is_predicted_with_all_inputs_of_blocks_away() -> None
         held = Held()
         for slot in program.arguments:
             held[slot.value] = [global_argument(program, slot, case.values)]
-        deque(run_op_by_op(program, held, virtual_mesh(program)), maxlen=0)
+        list(run_op_by_op(program, held, virtual_mesh(program)))
         memory = peak_memory(program)
         assert memory.peak_bytes == pytest.approx(held.most, rel=0.05)
         assert (memory.host_bytes == 6 * size) == (values == "inputs")

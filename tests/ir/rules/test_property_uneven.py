@@ -6,7 +6,6 @@ are no index of anything.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -181,7 +180,7 @@ def test_padding_that_is_said_to_be_zero_is(monkeypatch: pytest.MonkeyPatch) -> 
                 slot.value: scatter_shards(values["input", slot.name], sharding, mesh)
                 for slot, sharding in zip(local.arguments, operands, strict=True)
             }
-            deque(run_op_by_op(local, environment, mesh), maxlen=0)
+            list(run_op_by_op(local, environment, mesh))
             for slot, sharding, whole in zip(local.results, results, one.results, strict=False):
                 for dim in seen[-1].zero.get(slot.value, ()):
                     said.add(sample.op)
