@@ -20,8 +20,8 @@ Stages = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class PlanMaker:
-    """Makes plans of points. cluster: name of the cluster that plans record for schedule `list`.
-    precision, update: as in `Plan`."""
+    """Turns points of the search space into plans. cluster: the name that plans record if list
+    scheduling on that cluster orders their messages. precision, update: as in `Plan`."""
 
     estimator: Estimator
     cluster: str = ""
