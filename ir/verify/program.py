@@ -34,15 +34,14 @@ from shardweave.ir.dialects.types import dtype_of_value, shape_of, type_problem
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.ops.registry import spec_of
-from shardweave.ir.program.program import Program, Slot, sharding_of
+from shardweave.ir.program.program import Program, Slot, require_program, sharding_of
 from shardweave.ir.program.staged import STAGE_KINDS, functions_of, is_staged
 from shardweave.ir.program.text import excerpt, position, without_gc
 from shardweave.ir.sharding.fit import Misfit, fitting_factors
 from shardweave.ir.sharding.flow import has_shardings
 from shardweave.ir.sharding.reshard import reshard
 from shardweave.ir.sharding.rules import rule_of
-from shardweave.ir.verify.ops import is_known_right, problem_of_op
-from shardweave.ir.verify.ragged import problems_of_rows
+from shardweave.ir.verify.ops import is_known_right, problem_of_op, problems_of_rows
 from shardweave.ir.verify.stages import problems_of_stages
 
 Place = Operation | SSAValue | None
@@ -76,6 +75,7 @@ def verify(program: Program) -> list[str]:
 
 def located_problems(program: Program) -> list[tuple[str, Place]]:
     """All problems as (message, the op or value concerned; None if there is none)."""
+    require_program(program)
     blocks = len(program.function.body.blocks)
     if blocks != 1:
         problem = (
