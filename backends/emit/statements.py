@@ -161,7 +161,7 @@ def _dist_call(op: dist.DistOp, names: Mapping[SSAValue, Code], device: str = ""
         return ", ".join(_call(method, [op.kind(), operand], keywords) for operand in operands)
     if isinstance(op, dist.AllReduceOp) and len(operands) > 1:
         return _call(f"{method}_coalesced", [operands], keywords)
-    if isinstance(op, dist.CollectiveOp) and op.JOINS_OPERANDS:
+    if isinstance(op, dist.OverAxesOp) and op.JOINS_OPERANDS:
         return _call(method, operands, keywords)
     each = [[operand] for operand in operands] if operands else [[]]
     return ", ".join(_call(method, values, keywords) for values in each)

@@ -39,7 +39,8 @@ from shardweave.ir.proof.relations.cuts import (
 )
 from shardweave.ir.proof.relations.held import (
     FREE,
-    SUB_BATCH,
+    RING,
+    TIMES,
     Coordinates,
     Held,
     Local,
@@ -57,7 +58,7 @@ from shardweave.ir.proof.relations.padding import (
     uneven_factors,
     zeros_after,
 )
-from shardweave.ir.proof.steps import attention, moves
+from shardweave.ir.proof.steps import attention, moves, ring
 from shardweave.ir.proof.steps.forms import candidates, other_arguments, plain_cuts
 from shardweave.ir.proof.steps.local_maxima import SCALED, sum_in_one
 from shardweave.ir.proof.steps.masks import masked
@@ -97,6 +98,9 @@ class Walk:
 
     def block(self, ops: Iterable[Operation]) -> None:
         """Relate the results of ops, in order."""
+        ops = list(ops)
+        for op in filter(ring.is_on_ring, ops):
+            ring.add_ring(op, self.axes)
         for op in ops:
             check_order(op, self.values, self.in_flight)
             if isinstance(op, func.ReturnOp):
@@ -148,8 +152,15 @@ class Walk:
         return made
 
     def _readings(self, operands: tuple[Value, ...]) -> Iterator[tuple[Value, ...]]:
-        """Yield all combinations of the operands' relations, the first relation of each first."""
+        """Yield combinations of the operands' relations, the first relation of each first: all of
+        those in `others`, then shards as blocks of a ring, one of them and all of them."""
         yield from product(*([value, *self.others.get(value, ())] for value in operands))
+        as_blocks = [ring.turned(value, self.axes) for value in operands]
+        for index, block in enumerate(as_blocks):
+            if block is not None:
+                yield (*operands[:index], block, *operands[index + 1 :])
+        if sum(block is not None for block in as_blocks) > 1:
+            yield tuple([b or value for b, value in zip(as_blocks, operands, strict=True)])
 
     def _aten(
         self, op: AtenOp, operands: tuple[Value, ...], key: Key, *, is_template: bool
@@ -214,11 +225,11 @@ class Walk:
         self, op: AtenOp, parts: tuple[Relation, ...], signs: tuple[float, float]
     ) -> tuple[Value, ...] | None:
         """Relate a sum of two values, or of two sub-batches' terms of one value."""
-        first, second = parts
+        first, second = ring.terms_of_one_sum(*parts, self.axes)
         if first.held == second.held and signs == (1.0, 1.0) and first.held.terms:
             merged = added_terms(first, second, self.axes, "sum")
             if merged is not None:
-                return (merged,)
+                return (ring.settled(merged, self.axes),)
         try:
             rule, shape = rule_of_sum(op.name, first.held.shape, second.held.shape)
         except ValueError:
@@ -349,7 +360,7 @@ class Walk:
             if has_terms(sharding):
                 terms = self._split((what, tuple([family_of(p.held) for p in parts])))
             own = tuple([item for item in together if item[0] in sharding.axes])
-            times = {axis for axis in sharding.axes if axis.startswith(SUB_BATCH)}
+            times = {axis for axis in sharding.axes if axis.startswith(TIMES)}
             assert times == {axis for axis, _ in own}, f"sub-batches of {describe(op)}"
             relations.append(Relation(Held(number, shape, sharding, terms).filled(fill), own))
         return tuple(relations)
@@ -396,6 +407,8 @@ class Walk:
         if made is None or None in shapes:
             return
         cuts, mesh = applied.cuts, self.axes.mesh
+        if any(p.axis.startswith(RING) for cut in cuts for p in cut):
+            return
         arguments, ops, results = written(form, parts, cuts, cast("list[Shape]", shapes), mesh)
         axes = [axis for op in ops if isinstance(op, dist.DistOp) for axis in op.axes]
         if any(axis.startswith(FREE) for axis in axes):
