@@ -351,6 +351,11 @@ class Runtime:
         return torch.mm(left, right) if into is None else into.addmm_(left, right)
 
     @staticmethod
+    def added_to(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """Add the product of two matrices to `total` in place, and return it."""
+        return total.addmm_(left, right)
+
+    @staticmethod
     def rows(x: Tensor) -> int:
         """Return the number of rows of a ragged value on this rank."""
         return x.shape[0]

@@ -24,7 +24,7 @@ from shardweave.ir.ops.aten_args import arguments
 from shardweave.ir.ops.registry import is_positional, spec_of
 from shardweave.ir.ops.seen_keys import are_counted
 from shardweave.ir.program.program import Slot
-from shardweave.ir.program.storage import reduces_in_place
+from shardweave.ir.program.storage import adds_in_place, reduces_in_place
 
 _HOST = '"cpu"'
 """Device, as source text, on which attention positions are computed."""
@@ -87,6 +87,9 @@ def _literal(value: Any) -> str:
 def _aten_statement(
     op: AtenOp, names: Mapping[SSAValue, Code], ragged: Collection[SSAValue]
 ) -> str:
+    if adds_in_place(op):
+        total, left, right = (names[operand] for operand in op.operands)
+        return f"{_targets(op, names)} = rt.added_to({total}, {left}, {right})"
     counted = _counted(op)
     rows = ragged_operand(op, ragged)
     num_rows = None if rows is None else Code(f"rt.rows({names[rows]})")

@@ -50,7 +50,19 @@ def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SS
                 return None
             is_alone = mesh is not None and mesh.sizes(op.axes) == 1
             return op.operands[position] if is_alone or reduces_in_place(op) else None
-    return op.operands[0] if is_view(op) else None
+    return op.operands[0] if is_view(op) or adds_in_place(op) else None
+
+
+def adds_in_place(op: Operation) -> bool:
+    """True if an op adds a product to a tensor of the result's type that nobody else reads. The
+    result is then written over that tensor."""
+    product = spec_of(op).product
+    if product is None or not product.plain or product.addend is None:
+        return False
+    assert isinstance(op, AtenOp)
+    total = op.operands[product.addend]
+    is_plain = op.value("beta") == 1 == op.value("alpha")
+    return is_plain and total.type == op.results[0].type and is_unshared(total)
 
 
 def reduces_in_place(op: Operation) -> bool:

@@ -17,7 +17,7 @@ from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.ops.registry import global_name, is_positional, spec_of
-from shardweave.ir.proof.model.expressions import Expressions
+from shardweave.ir.proof.model.expressions import Expressions, stand_in
 from shardweave.ir.proof.model.local_forms import OpForm, written
 from shardweave.ir.proof.ops import (
     FULL,
@@ -187,6 +187,8 @@ class Walk:
 
     def _of_parts(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
         """Relate an op that moves or masks, or has operands that are not plain shards."""
+        if spec_of(op).product is not None:
+            return self._added_product(op, operands)
         if is_positional(op):
             return self._on_part_of_keys(op, operands)
         if op.name == SCALED:
@@ -197,6 +199,20 @@ class Walk:
         for operand in operands:
             self._note_steps(operand)
         return (whole,)
+
+    def _added_product(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
+        """Relate a product that is added to another value as the two ops that it stands for."""
+        product = spec_of(op).product
+        if product is None or not product.plain or product.addend is None:
+            return None
+        if op.value("beta") != 1 or op.value("alpha") != 1:
+            return None
+        factors = [op.operands[index] for index in product.factors]
+        plain = stand_in(product.plain, factors, op.results[0])
+        (term,) = self.results(plain, tuple([operands[index] for index in product.factors]))
+        total = operands[product.addend]
+        both = stand_in("aten.add.Tensor", [op.operands[product.addend], *op.results], *op.results)
+        return self.results(both, (total, term)) if isinstance(term, Relation) else None
 
     def _sum_in_one(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
         """Relate a sum of exponentials, rescaled from a shard's maximum to the global maximum."""

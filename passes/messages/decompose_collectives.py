@@ -6,7 +6,6 @@ import fnmatch
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
 
 from xdsl.ir import Operation, SSAValue
 from xdsl.rewriter import Rewriter
@@ -23,7 +22,7 @@ from shardweave.ir.dialects.builder import Builder, remade
 from shardweave.ir.dialects.dist_base import StartedOp
 from shardweave.ir.dialects.types import AnyTensor, shape_of, tensor_type_of, with_shape
 from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, ordered
-from shardweave.ir.ops.registry import spec_of
+from shardweave.ir.ops.registry import adding, spec_of
 from shardweave.ir.program.blocks import weight_ops
 from shardweave.ir.program.dead_code import remove_dead_ops
 from shardweave.ir.program.program import Program
@@ -104,13 +103,26 @@ class _Ring:
         self.held[value, turn] = held
         return held
 
-    def computed(self, op: AtenOp, blocks: _Blocks, turn: int, new: Builder) -> SSAValue:
-        """Compute an op on its operands' blocks at a turn."""
+    def computed(
+        self,
+        op: AtenOp,
+        blocks: _Blocks,
+        turn: int,
+        new: Builder,
+        total: SSAValue | None = None,
+    ) -> SSAValue:
+        """Compute an op on its operands' blocks at a turn, and add the result to `total`, if
+        given."""
         pairs = zip(op.operands, blocks.read, strict=True)
         operands = [self.block(value, cut, turn, new) for value, cut in pairs]
         (result,) = op.results
         type_ = tensor_type_of(result) if blocks.made is None else _part(result, blocks.made)
-        return Builder(new.add, None).insert(remade(op, operands, [type_]), result).results[0]
+        own = Builder(new.add, op)
+        name = None if total is None else adding(op.name)
+        if name is not None:
+            return own.aten(name, [total, *operands], type_, result)
+        made = own.insert(remade(op, operands, [type_]), result).results[0]
+        return made if total is None else _sum(own, total, made)
 
     def joined(self, value: SSAValue, cut: Cut, parts: list[SSAValue], new: Builder) -> SSAValue:
         """Join the blocks of a value at all turns."""
@@ -204,11 +216,12 @@ class _Gather(_Ring):
             if new is not None and turn + 1 < self.ranks:
                 self.held[self.whole, turn + 1] = self.shifted(self.held[self.whole, turn], new)
             for op, own in products.items():
-                made[op].append(self.computed(op, self.products[op], turn, own))
+                total = made[op][-1] if made[op] and self.products[op].made is None else None
+                made[op].append(self.computed(op, self.products[op], turn, own, total))
         for op, own in products.items():
-            cut, (result,), like = self.products[op].made, op.results, Builder(own.add, op)
-            done = reduce(partial(_sum, like), made[op]) if cut is None else None
-            done = done or self.joined(result, cut or (), made[op], like)
+            cut, (result,), (*parts, done) = self.products[op].made, op.results, made[op]
+            if cut is not None:
+                done = self.joined(result, cut, [*parts, done], Builder(own.add, op))
             Rewriter.replace_op(op, [], [_named(done, result)])
 
 
@@ -339,7 +352,6 @@ class DecomposeCollectivesPass(PassOnProgram):
         words = [word.strip() for word in self.layers.split(",")]
         if not decompose(program, list(filter(None, words)) or ["*"]):
             note(
-                "no product reads a gather or makes a reduce-scatter of activations in these "
-                "layers; shard sequences over the tensor axis (plan-megatron{sequence-parallel=true}),"
-                " or leave the pass out."
+                "no product of these layers reads a gather of activations or gives a "
+                "reduce-scatter; use a plan with sequence_parallel, or leave the pass out."
             )

@@ -42,8 +42,9 @@ class Lowerings:
     """Cache of the local programs of one global program, which plans may share.
 
     Plans that differ only in recomputation, offloading, cuts into stages, decomposed products and
-    orders of messages and micro-batches share a partition; plans that differ only in the order of messages also share the
-    staged program. The cache keeps the `most` programs used last; None: all.
+    orders of messages and micro-batches share a partition; plans that differ only in the order of
+    messages also share the staged program. The cache keeps the `most` programs used last; None:
+    all.
     """
 
     program: Program

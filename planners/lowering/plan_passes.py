@@ -41,8 +41,8 @@ class PlanPasses:
     """The passes of a plan in order, after `apply-plan`, in three groups.
 
     partitioning: up to a local program that waits for every message. recomputation: from the first
-    pass that recomputes, offloads, cuts stages or decomposes. finishing: from the first pass that joins,
-    starts or orders messages.
+    pass that recomputes, offloads, cuts stages or decomposes. finishing: from the first pass that
+    joins, starts or orders messages.
     """
 
     passes: tuple[ModulePass, ...]

@@ -55,12 +55,13 @@ class Plan:
     recompute: policy of `rematerialize`; recompute_in: names or patterns of the blocks that it
     recomputes, empty for all. offload: values that the host keeps until the backward pass (`values`
     of `offload-activations`), or `none`. decompose: names or patterns of the layers whose products
-    compute while blocks of their operands or sums travel (`decompose-collectives`). schedule: of `overlap-communication`; cluster: a preset or
-    a file for which the schedule is optimized. pipeline: its stages; None for one stage. zero:
-    ZeRO stage, which shards over the data axis: 1 optimizer state, 2 also gradients, 3 also
-    parameters. precision: `fp32`, `bf16-mixed` or `fp16-mixed`, for the memory of the optimizer
-    (`cost.memory`); empty: the parameters' dtype decides. update: the torch.optim class whose
-    update and state are predicted; empty: a step without its update, and Adam's state.
+    compute while blocks of their operands or sums travel (`decompose-collectives`). schedule: of
+    `overlap-communication`; cluster: a preset or a file for which the schedule is optimized.
+    pipeline: its stages; None for one stage. zero: ZeRO stage, which shards over the data axis: 1
+    optimizer state, 2 also gradients, 3 also parameters. precision: `fp32`, `bf16-mixed` or
+    `fp16-mixed`, for the memory of the optimizer (`cost.memory`); empty: the parameters' dtype
+    decides. update: the torch.optim class whose update and state are predicted; empty: a step
+    without its update, and Adam's state.
 
     predicted: predicted time and memory of a step. reasons: why this plan won, and why the next
     best lost. candidates: the best plans that were compared, this one first.

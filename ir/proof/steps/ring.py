@@ -49,9 +49,7 @@ def add_ring(op: dist.OverAxesOp, axes: ProofAxes) -> None:
         axes.sub_batches.update(dict.fromkeys((_block(axis), _term(axis)), axes.size(axis)))
 
 
-def on_ring(
-    op: dist.OverAxesOp, operands: Sequence[Value], axes: ProofAxes
-) -> list[Value | None]:
+def on_ring(op: dist.OverAxesOp, operands: Sequence[Value], axes: ProofAxes) -> list[Value | None]:
     """Relate the result of a ring op; None if it is unrelated."""
     wide = axes.wide(op.axes)
     parts = [value for value in operands if isinstance(value, Relation)]
