@@ -43,7 +43,7 @@ help:
 	@echo "make format     reformat the sources"
 	@echo "make docs       the pages as a site, in build/site"
 	@echo "make bench      the benchmarks, quickly"
-	@echo "make bench-gpu  those that need a GPU; without one they say what they would measure"
+	@echo "make bench-gpu  the one for a GPU; without one it says what it would measure"
 	@echo "make clean      remove .venv, caches and build outputs"
 	@echo "TORCH=2.11.*    with another version of torch, in an environment of its own"
 	@echo "PYTHON=...      the interpreter to build .venv with (>= $(MIN_PYTHON))"
@@ -121,9 +121,7 @@ bench: $(STAMP)
 	done
 
 bench-gpu: $(STAMP)
-	@set -e; for benchmark in benchmarks/kernels.py benchmarks/step_gpu.py; do \
-	    echo "$$benchmark $(BENCH_OPTIONS)"; $(BIN)/python "$$benchmark" $(BENCH_OPTIONS); \
-	done
+	$(BIN)/python benchmarks/gpu.py $(BENCH_OPTIONS)
 
 clean:
 	rm -rf .venv .venv-torch-* build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from shardweave.backends.state.mesh_tensor import full_tensor
     from shardweave.backends.state.saved_state import CheckpointError
     from shardweave.backends.step.compiled_module import CompiledModule
-    from shardweave.backends.step.step import Step
     from shardweave.backends.watch.agreement import AgreementError
     from shardweave.backends.watch.watch import LostRankError
     from shardweave.driver.artifact.artifact import ArtifactError
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from shardweave.driver.processes.launch import WorkerError
     from shardweave.driver.processes.world import RankZeroError
     from shardweave.driver.step.compile import compile
+    from shardweave.driver.step.step import Step
     from shardweave.driver.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
     from shardweave.driver.training.progress import Progress
     from shardweave.ir.capture.capture import CaptureError, capture
@@ -153,7 +153,7 @@ _HOMES = {
     "Sharding": "ir.mesh.placement:Sharding",
     "Simulation": "planners.simulate.simulation:Simulation",
     "CompiledModule": "backends.step.compiled_module:CompiledModule",
-    "Step": "backends.step.step:Step",
+    "Step": "driver.step.step:Step",
     "TooLargeError": "driver.checking.validate:TooLargeError",
     "TorchNote": "ir.notes:TorchNote",
     "ValidationError": "driver.checking.validate:ValidationError",

@@ -50,7 +50,6 @@ PLANNER = "megatron"
 PASSES = (
     "apply-plan",
     "split-addmm",
-    "repeat-key-heads",
     "add-pending-sums",
     "propagate-shardings",
     "insert-collectives",

@@ -20,9 +20,8 @@ from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.emit.emit import emit, load_step
 from shardweave.backends.programs import Key
 from shardweave.backends.reference.reference import run_reference
-from shardweave.driver.checking.in_float64 import in_float64
 from shardweave.driver.checking.sample import sample_values
-from shardweave.driver.checking.validate import Validator, find_differences, work_of
+from shardweave.driver.checking.validate import Validator, find_differences, in_float64, work_of
 from shardweave.driver.models.models import build_example
 from shardweave.driver.training.checkpoint_files import MANIFEST, digests_of
 from shardweave.ir.dialects.types import num_bytes

@@ -1,7 +1,8 @@
-"""A training step on one GPU: eager, torch.compile, and shardweave with and without its kernels.
+"""A training step on one GPU: eager, torch.compile, and shardweave on each of its backends.
 
 Blocks of GPT-2-medium and of a 1B Llama, in bfloat16: seconds of forward and backward, and the
-most memory that torch held. `--quick` takes few layers and short sequences. Needs a GPU.
+most memory that torch held, beside what is predicted for `--cluster`. `--quick` takes one
+model of two layers. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import gpu_timing
 
+import shardweave as sw
 from shardweave.driver.models.models import Example, build_example
 from shardweave.driver.step.compile import compile
 
@@ -32,8 +34,18 @@ MODELS = {
         "num_key_value_heads=8,intermediate_size=8192,vocab_size=32000,batch=4,seq={seq}"
     ),
 }
-METHODS = ("eager", "torch.compile", "shardweave", "shardweave, generated products",
-           "shardweave, CUDA graph", "shardweave, no kernels")  # fmt: skip
+OPTIONS: dict[str, dict[str, Any]] = {
+    "shardweave, ATen": {},
+    "shardweave, Inductor": {"backend": "inductor"},
+    "shardweave, Inductor, CUDA graph": {"backend": "inductor", "cuda_graph": True},
+    "shardweave, Triton": {"backend": "triton"},
+    "shardweave, Triton, CUDA graph": {"backend": "triton", "cuda_graph": True},
+    "shardweave, Triton, generated products": {
+        "backend": "triton",
+        "passes": "recompute-producers,fuse-kernels",
+    },
+}
+METHODS = ("eager", "torch.compile", "torch.compile, CUDA graph", *OPTIONS)
 
 Run = Callable[[], Any]
 
@@ -41,20 +53,18 @@ Run = Callable[[], Any]
 def made(method: str, example: Example) -> tuple[Run, Any]:
     """What runs one step, and the module that holds its gradients."""
     batch = {name: value.cuda() for name, value in example.kwargs.items()}
-    if not method.startswith("shardweave"):
+    if method not in OPTIONS:
         module = example.module.cuda()
-        run = torch.compile(module) if method == "torch.compile" else module
+        mode = "reduce-overhead" if method.endswith("graph") else "default"
+        run = torch.compile(module, mode=mode) if method != "eager" else module
         return lambda: _loss(run(**batch)).backward(), module
-    generated = method.endswith("products")
     step = compile(
         example.module,
         kwargs=example.kwargs,
         device="cuda",
-        backend="distributed" if method.endswith("no kernels") else "triton",
-        passes="recompute-producers,fuse-kernels" if generated else (),
-        cuda_graph=method.endswith("graph"),
         only_loss=True,
         backward="in_call",
+        **OPTIONS[method],
     )
     return lambda: step(**batch), step
 
@@ -65,8 +75,8 @@ def _loss(output: Any) -> torch.Tensor:
     return output[0] if isinstance(output, tuple) else output.loss
 
 
-def measure(method: str, spec: str) -> dict[str, Any]:
-    """Seconds and peak bytes of a step with one method."""
+def measure(method: str, spec: str, cluster: str) -> dict[str, Any]:
+    """Seconds and peak bytes of a step with one method; of the one by ATen also those predicted."""
     # What the method before held goes first.
     gc.collect()
     torch.cuda.empty_cache()
@@ -80,11 +90,14 @@ def measure(method: str, spec: str) -> dict[str, Any]:
 
     for _ in range(3):
         step()
-    return {
-        "method": method,
-        "seconds": gpu_timing.seconds_of(step, repeats_ms=1000),
-        "peak_bytes": gpu_timing.peak_bytes(step),
-    }
+    seconds = gpu_timing.seconds_of(step, repeats_ms=1000)
+    module.zero_grad()
+    before = torch.cuda.memory_allocated()
+    row = {"method": method, "seconds": seconds, "peak_bytes": before + gpu_timing.peak_bytes(step)}
+    if method != "shardweave, ATen":
+        return row
+    predicted = sw.simulate(module.program, cluster, optimizer_multiplier=0.0)
+    return row | {"predicted_s": predicted.time_s, "predicted_bytes": predicted.peak_bytes}
 
 
 def main() -> int:
@@ -97,27 +110,35 @@ def main() -> int:
             f"{seq} tokens, bfloat16) with {', '.join(METHODS)}, and their peak memory"
         )
         return 0
-    rows = [
-        {"model": name, **measure(method, spec.format(layers=layers, seq=seq))}
-        for name, spec in MODELS.items()
-        for method in METHODS
-    ]
+    rows: list[dict[str, Any]] = []
+    for name, spec in list(MODELS.items())[: 1 if options.quick else None]:
+        for method in METHODS:
+            given = spec.format(layers=layers, seq=seq)
+            rows.append({"model": name, **measure(method, given, options.cluster)})
+            if options.json:
+                result = {**gpu_timing.machine(), "layers": layers, "seq": seq, "rows": rows}
+                Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
+    show(rows)
+    return 0
+
+
+def show(rows: list[dict[str, Any]]) -> None:
     table = Table("model", "method", box=None, pad_edge=False)
-    for column in ("ms per step", "peak GiB"):
+    for column in ("ms per step", "predicted", "peak GiB", "predicted"):
         table.add_column(column, justify="right")
     for row in rows:
-        numbers = (f"{row['seconds'] * 1e3:.2f}", f"{row['peak_bytes'] / 2**30:.2f}")
-        table.add_row(row["model"], row["method"], *numbers)
-    Console(width=100).print(table)
-    if options.json:
-        result = {**gpu_timing.machine(), "layers": layers, "seq": seq, "rows": rows}
-        Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
-    return 0
+        seconds = [f"{1e3 * row[k]:.2f}" if k in row else "" for k in ("seconds", "predicted_s")]
+        peaks = [
+            f"{row[k] / 2**30:.2f}" if k in row else "" for k in ("peak_bytes", "predicted_bytes")
+        ]
+        table.add_row(row["model"], row["method"], *seconds, *peaks)
+    Console(width=110).print(table)
 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two layers, short sequences")
+    parser.add_argument("--quick", action="store_true", help="one model of two layers")
+    parser.add_argument("--cluster", default="h100-pod", help="what predictions are for")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     return parser.parse_args()
 

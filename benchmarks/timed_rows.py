@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardweave.driver.profile.steady import awake, hasten_network_threads
+from shardweave.driver.profile.profile_worker import awake, hasten_network_threads
 from shardweave.ir.program.program import Program
 
 TOLERANCE = 1e-4

@@ -291,6 +291,26 @@ def models() -> list[str]:
     )
 
 
+def on_a_gpu() -> list[str]:
+    result = results("gpu_exact")
+    machine = result["machine"]
+
+    def rows() -> Rows:
+        for row in result["rows"]:
+            numbers = [f"{row[key]:.1e}" if key in row else "" for key in ("error", "eager_error")]
+            yield row["check"], *numbers, "yes" if row["ok"] else row.get("failed", "no")
+
+    return section(
+        "On a GPU",
+        "gpu_exact.py",
+        "gpu_exact.json",
+        "Loss and gradients of a compiled step, relative to eager's in float64 on that GPU; three "
+        "times eager's own error is allowed. Of each row the JSON names the commit. "
+        f"{machine['device']}, torch {machine['torch']}, Triton {machine['triton']}.",
+        table("step | error | eager's error | within three times", rows()),
+    )
+
+
 def proofs() -> list[str]:
     from shardweave.benchmarks.proof_mutants import sentences
     from shardweave.benchmarks.proofs import sentence
@@ -416,8 +436,8 @@ def scoreboard() -> list[str]:
 
 SECTIONS: tuple[Callable[[], list[str]], ...] = (
     training, small_steps, zero, pipelines, mixed_speeds, overlap, loss_chunks, precision, losses,
-    compile_time, explore_page, planning, planning_speed, measured_choice, models, proofs, kernels,
-    scoreboard,
+    compile_time, explore_page, planning, planning_speed, measured_choice, models, on_a_gpu,
+    proofs, kernels, scoreboard,
 )  # fmt: skip
 
 

@@ -11,14 +11,14 @@ import gc
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import NoReturn
 
 from shardweave.__init__ import __version__
 from shardweave.driver.commands.arguments import check_writable, load_passes
-from shardweave.driver.errors import report_error
-from shardweave.driver.processes.launch import end_process
+from shardweave.driver.processes import launch
 from shardweave.ir.plugins import load_plugins
 from shardweave.passes.notes import heard_by
 
@@ -40,6 +40,10 @@ FOLDERS = {
 
 TROUBLE = 2
 """Exit code under `diff --exit-code` for bad input, which must not look like a difference."""
+
+
+PLAIN = (ValueError, OSError)
+"""Errors that bad input causes and one line explains; all others are defects, with a traceback."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,14 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
     except Exception as error:  # noqa: BLE001  the last place that can tell the user
-        code = report_error(error, options.debug)
+        code = _report_error(error, options.debug)
         return TROUBLE if getattr(options, "exit_code", False) else code
 
 
 def console_main() -> NoReturn:
     """Run the command in this process's arguments, with little garbage collection; then exit."""
     gc.set_threshold(100_000)
-    end_process(main())
+    launch.end_process(main())
 
 
 def _print_note(text: str) -> None:
@@ -107,3 +111,40 @@ def _listed(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
         lines.append(f"{task}:")
         lines += [f"  {name:10}  {parsers[name].description}" for name in names]
     return "\n".join([*lines, "", "'shardweave COMMAND --help' says what a command takes."])
+
+
+# Errors as people see them
+
+
+def _report_error(error: Exception, debug: bool) -> int:
+    """Say what went wrong: one line for bad input, everything else with its traceback."""
+    if _is_of_memory(error):
+        words = "the memory of this machine is out; give a smaller model, batch or mesh."
+        error = ValueError(words).with_traceback(error.__traceback__)
+    is_plain = isinstance(error, PLAIN)
+    if launch.is_launched():
+        launch.report_failure(error, is_plain=is_plain)
+        launch.end_process(1)
+    if debug or not (is_plain or isinstance(error, launch.WorkerError)):
+        traceback.print_exception(error)
+    print(f"error: {_one_line(error)}", file=sys.stderr)
+    for note in getattr(error, "__notes__", ()):
+        print(note, file=sys.stderr)
+    if isinstance(error, launch.WorkerError) and error.tail:
+        print("it said last:", file=sys.stderr)
+        print("\n".join(f"  {line}" for line in error.tail.splitlines()), file=sys.stderr)
+    return 1
+
+
+def _is_of_memory(error: Exception) -> bool:
+    """True if memory is out, as Python says it, or torch for the CPU or a GPU."""
+    is_torch = type(error).__name__ == "OutOfMemoryError"
+    return isinstance(error, MemoryError) or is_torch or "can't allocate memory" in str(error)
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"'{error.filename}': {error.strerror}; give the path of another file."
+    if isinstance(error, UnicodeDecodeError):
+        return f"what was read is not text (at byte {error.start}); give a text, as the help says."
+    return " ".join(str(error).split()) or type(error).__name__

@@ -112,6 +112,11 @@ class PassPipeline:
     def __init__(self, passes: str | Iterable[ModulePass | str]) -> None:
         if isinstance(passes, str):
             parsed = parse_passes(passes)
+        elif not isinstance(passes, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(
+                f"passes are a {type(passes).__name__}; give text such as 'cse,dce', or a list of "
+                "passes."
+            )
         else:
             nested = (parse_passes(p) if isinstance(p, str) else (p,) for p in passes)
             parsed = tuple(pass_ for group in nested for pass_ in group)

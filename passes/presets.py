@@ -12,7 +12,7 @@ PREFIX = "preset:"
 
 PRESETS: dict[str, str] = {
     "partition": (
-        "split-addmm,repeat-key-heads,block-experts,add-pending-sums,propagate-shardings,insert-collectives,"
+        "split-addmm,block-experts,add-pending-sums,propagate-shardings,insert-collectives,"
         "cse,dce,dispatch-experts,merge-collectives"
     ),
     "default": (
@@ -20,7 +20,7 @@ PRESETS: dict[str, str] = {
         'overlap-communication{schedule="in-order"}'
     ),
     "sub-batches": (
-        "split-batch{n=2},split-addmm,repeat-key-heads,block-experts,add-pending-sums,propagate-shardings,"
+        "split-batch{n=2},split-addmm,block-experts,add-pending-sums,propagate-shardings,"
         "insert-collectives,unroll-time-axes,cse,dce,dispatch-experts,merge-collectives"
     ),
     "kernels": ("sum-by-local-maxima,recompute-producers{matmul=false},fuse-kernels{matmul=false}"),

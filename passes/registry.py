@@ -33,7 +33,6 @@ PASSES: dict[str, str] = {
     "reduce-in": "shardweave.passes.messages.reduce_in:ReduceInPass",
     "rematerialize": "shardweave.passes.memory.rematerialize:RematerializePass",
     "block-experts": "shardweave.passes.prepare.block_experts:BlockExpertsPass",
-    "repeat-key-heads": "shardweave.passes.prepare.repeat_key_heads:RepeatKeyHeadsPass",
     "split-addmm": "shardweave.passes.prepare.split_addmm:SplitAddmmPass",
     "split-attention": "shardweave.passes.prepare.split_attention:SplitAttentionPass",
     "split-batch": "shardweave.passes.prepare.split_batch:SplitBatchPass",

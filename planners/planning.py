@@ -115,6 +115,11 @@ def check_resolvable(
     given: PlanLike, cluster: ClusterLike | None = None, *, sequence_parallel: bool = False
 ) -> None:
     """Raise ValueError for a plan or options that fit no program, before one is captured."""
+    if not isinstance(given, Plan | str | Path | Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PlanError(
+            f"the plan is a {type(given).__name__}; give a planner's name, the path of a plan's "
+            "file, a Plan, or a dict of shardings by parameter name."
+        )
     if isinstance(given, str) and given in PLANNERS:
         require_cluster(given, cluster, is_mesh_given=True)
         check_options(given, _options(sequence_parallel))
@@ -144,8 +149,10 @@ def resolve_plan(
     if isinstance(given, Plan):
         return given
     if isinstance(given, Mapping):
-        values = cast("Mapping[str, object]", given)  # users give other values than text, too
-        not_texts = [key for key, value in values.items() if not isinstance(value, str)]
+        values = cast("Mapping[object, object]", given)  # users give other values than text, too
+        not_texts = [
+            pair[0] for pair in values.items() if not all(isinstance(x, str) for x in pair)
+        ]
         if not_texts:
             raise PlanError(
                 "a plan given as a dict must map parameter names to shardings, such as "

@@ -21,9 +21,12 @@ settings.register_profile("shardweave", deadline=None, derandomize=True)
 settings.load_profile("shardweave")
 
 
-def pytest_configure() -> None:
-    """Look for no garbage while the tests are imported: nearly all that imports make stays."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Look for no garbage while the tests are imported: nearly all that imports make stays. Hide
+    GPUs, unless tests marked `gpu` are asked for: the others are of the CPU, on every machine."""
     gc.disable()
+    if "gpu" not in str(config.getoption("markexpr")):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_collection_finish() -> None:
@@ -75,4 +78,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in items:
         if "gpu" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and `pytest -m gpu`"))

@@ -56,34 +56,28 @@ def check_call(
     parameters and buffers are equal. call: describes the call. advice: ends the message.
     Collective."""
     watchdog.meet("the call", call)
-    check_inputs(inputs, advice)
-    stored = {f"{kind} '{name}'": tensor for (kind, name), tensor in state.items()}
-    check_replicas(stored, "change parameters and buffers alike on every rank")
-
-
-def check_inputs(inputs: Mapping[str, Tensor], advice: str = ADVICE) -> None:
-    """Raises AgreementError on every rank unless replicas of inputs are equal. Collective."""
-    named = {f"input '{name}'": tensor for name, tensor in inputs.items()}
-    check_replicas(named, advice)
+    check_replicas("input", inputs, advice)
+    for kind in ("param", "buffer"):
+        stored = {name: tensor for (own, name), tensor in state.items() if own == kind}
+        check_replicas(kind, stored, "change parameters and buffers alike on every rank")
 
 
 def check_gradients(gradients: Mapping[str, Tensor]) -> None:
     """Raises AgreementError on every rank unless gradients of outputs are equal. Collective."""
-    named = {f"the gradient of output '{name}'": tensor for name, tensor in gradients.items()}
-    check_replicas(named, "compute the loss of the same global batch on every rank")
+    advice = "compute the loss of the same global batch on every rank"
+    check_replicas("the gradient of output", gradients, advice)
 
 
 def check_outputs(outputs: Mapping[str, Tensor]) -> None:
     """Raises AgreementError on every rank unless ranks agree on scalar outputs. Collective."""
-    scalars = {f"output '{name}'": x for name, x in outputs.items() if x.ndim == 0}
-    check_replicas(
-        scalars, "all ranks have summed the same terms: this is a defect, or of a device"
-    )
+    scalars = {name: x for name, x in outputs.items() if x.ndim == 0}
+    advice = "all ranks have summed the same terms: this is a defect, or of a device"
+    check_replicas("output", scalars, advice)
 
 
-def check_replicas(tensors: Mapping[str, Tensor], advice: str) -> None:
+def check_replicas(kind: str, tensors: Mapping[str, Tensor], advice: str) -> None:
     """Raises AgreementError on every rank unless ranks with the same shard of a tensor have equal
-    values. advice: ends the message. Collective."""
+    values. kind: names the tensors with their names. advice: ends the message. Collective."""
     parts = [_Part(name, place_of_part(x), _digest(x)) for name, x in tensors.items()]
     everyone = gathered_from_ranks(parts)
     for number, (name, _, _) in enumerate(parts):
@@ -92,7 +86,8 @@ def check_replicas(tensors: Mapping[str, Tensor], advice: str) -> None:
             texts = {rank: p.digest[:8] for rank, p in enumerate(held) if p.shard == shard}
             if len({*texts.values()}) > 1:
                 words = {rank: f"values of digest {digest}" for rank, digest in texts.items()}
-                raise AgreementError(f"ranks differ in {name}: {who_has_what(words)}; {advice}.")
+                text = who_has_what(words)
+                raise AgreementError(f"ranks differ in {kind} '{name}': {text}; {advice}.")
 
 
 def _digest(tensor: Tensor) -> str:

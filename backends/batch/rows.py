@@ -128,10 +128,6 @@ class Rows:
             tensor = tensor.full_tensor()
         return tensor.narrow(0, sum(self.counts[: self.place]), self.own)
 
-    def hold(self, tensor: Tensor) -> bool:
-        """True if dim 0 of a global tensor holds the rows of the batch, judged by its size."""
-        return tensor.ndim > 0 and tensor.shape[0] == self.total
-
     def joined_gradient(self, gradient: Tensor) -> Tensor:
         """Make the global gradient of an output from the ranks' gradients of their own losses, each
         weighted by its `share`. Collective."""

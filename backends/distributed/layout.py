@@ -7,22 +7,17 @@ from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from shardweave.backends.distributed.runtime import Runtime
-from shardweave.backends.optimizers.shards import full_value, is_everywhere
+from shardweave.backends.optimizers.shards import dtensor_of, full_value, is_everywhere
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding, block_of, is_even
 from shardweave.ir.mesh.shards import resized
-from shardweave.ir.torch_private import (
-    StridedShard,
-    set_strided_spec,
-    take_strided_shards_as_they_are,
-)
+from shardweave.ir.torch_private import StridedShard, take_strided_shards_as_they_are
 
 take_strided_shards_as_they_are()
 
@@ -80,25 +75,13 @@ def as_dtensor(
     device_mesh = device_mesh or runtime.device_mesh
     if device_mesh is None:
         return local
-    shape = torch.Size(sharding.global_shape(local.shape) if shape is None else shape)
+    shape = sharding.global_shape(local.shape) if shape is None else shape
     if not shape and local.ndim:
         # Torch takes a scalar's shape () for a missing one, and infers it from the local tensor,
         # which it makes empty itself.
         local = local.new_empty(())
     placements = placements_of(sharding, shape, runtime.mesh)
-    tensor = DTensor.from_local(
-        local,
-        device_mesh,
-        placements,
-        run_check=False,
-        shape=shape,
-        stride=torch.empty(shape, device="meta").stride(),
-    )
-    if any(isinstance(placement, StridedShard) for placement in placements):
-        # By default torch takes strided placements for an order of plain ones, and where they
-        # are not, it gathers those of one dim in the wrong order (torch 2.13).
-        set_strided_spec(tensor, device_mesh, placements)
-    return tensor
+    return dtensor_of(local, device_mesh, placements, shape)
 
 
 def whole(local: Tensor, sharding: Sharding, runtime: Runtime) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,9 +14,6 @@ from torch.distributed.tensor import DTensor, Placement
 
 from shardweave.backends.optimizers.shards import divided_dim, part_along
 from shardweave.ir.capture.update.owners import senders_of
-
-_ALIGNED = 16
-"""Alignment of messages in a buffer, in bytes, so that a view of any dtype may begin there."""
 
 Index = tuple[range | tuple[int, ...], ...]
 """For each dim, the indices that a shard has; a range if they are consecutive."""
@@ -32,6 +30,10 @@ class Layout:
     @property
     def is_replicated(self) -> bool:
         return len(set(self.shards.values())) == 1
+
+    def shape_on(self, rank: int) -> tuple[int, ...]:
+        """Return the shape of a rank's shard."""
+        return tuple(map(len, self.shards[rank]))
 
     def sources(self, goal: int) -> list[int]:
         """Choose one rank for each distinct shard, to send the shard to rank `goal`."""
@@ -72,37 +74,24 @@ def _elements(positions: list[int]) -> range | tuple[int, ...]:
 
 def take(full: Tensor, index: Index) -> Tensor:
     """Return the shard of `full` at `index`."""
-    full = _narrowed(full, index)
-    for dim, elements in _apart(index):
-        full = full.index_select(dim, torch.tensor(elements, device=full.device))
-    return full
+    return full[_at(index, full.device)]
 
 
 def put(full: Tensor, index: Index, shard: Tensor) -> None:
     """Write a shard into `full` at `index`."""
-    full, apart = _narrowed(full, index), _apart(index)
-    if not apart:
-        full.copy_(shard)
-        return
-    dim, elements = apart[0]
-    if len(apart) == 1:
-        full.index_copy_(dim, torch.tensor(elements, device=full.device), shard)
-        return
-    rest = tuple(range(n) if isinstance(x, range) else x for n, x in zip(full.shape, index))  # noqa: B905 - equal lengths
-    rest = (*rest[:dim], *rest[dim + 1 :])
-    for at, element in enumerate(elements):
-        put(full.select(dim, element), rest, shard.select(dim, at))
+    full[_at(index, full.device)] = shard
 
 
-def _narrowed(full: Tensor, index: Index) -> Tensor:
-    for dim, elements in enumerate(index):
-        if isinstance(elements, range):
-            full = full.narrow(dim, elements.start, len(elements))
-    return full
-
-
-def _apart(index: Index) -> list[tuple[int, tuple[int, ...]]]:
-    return [(dim, x) for dim, x in enumerate(index) if not isinstance(x, range)]
+def _at(index: Index, device: torch.device) -> tuple[Any, ...]:
+    """Return an index in torch's form: slices of ranges, which make views; else tensors that
+    broadcast to the shard's shape."""
+    ranges = [elements for elements in index if isinstance(elements, range)]
+    if len(ranges) == len(index):
+        return tuple(slice(elements.start, elements.stop) for elements in ranges)
+    return tuple(
+        torch.tensor(elements, dtype=torch.int64, device=device).view(-1, *[1] * behind)
+        for behind, elements in zip(reversed(range(len(index))), index, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -119,58 +108,40 @@ class Message:
     def num_bytes(self) -> int:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
-    @property
-    def taken(self) -> int:
-        """Bytes that the message takes in a buffer, with padding."""
-        return -(-self.num_bytes // _ALIGNED) * _ALIGNED
-
 
 def exchanged(messages: Sequence[Message], device: torch.device) -> list[Tensor | None]:
-    """Send messages by one all-to-all; return the tensors that arrive here, None for the others.
-    Collective: all ranks pass the same messages in the same order."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    arrived: list[Tensor | None] = [
-        message.value if message.source == message.goal == rank else None for message in messages
-    ]
-    travelling = [i for i, m in enumerate(messages) if m.source != m.goal and m.num_bytes]
-    if not travelling:
-        return _with_empty(messages, arrived, rank, device)
-    leaving: dict[int, list[int]] = {goal: [] for goal in range(size)}
-    coming: dict[int, list[int]] = {source: [] for source in range(size)}
-    for i in travelling:
-        if messages[i].source == rank:
-            leaving[messages[i].goal].append(i)
-        if messages[i].goal == rank:
-            coming[messages[i].source].append(i)
-    sent = _packed((messages[i] for ids in leaving.values() for i in ids), device)
-    sizes_in = [sum(messages[i].taken for i in ids) for ids in coming.values()]
-    sizes_out = [sum(messages[i].taken for i in ids) for ids in leaving.values()]
-    received = torch.empty(sum(sizes_in), dtype=torch.uint8, device=device)
-    dist.all_to_all_single(received, sent, sizes_in, sizes_out)
-    at = 0
-    for i in (i for ids in coming.values() for i in ids):
-        message = messages[i]
-        arrived[i] = received[at : at + message.num_bytes].view(message.dtype).view(message.shape)
-        at += message.taken
-    return _with_empty(messages, arrived, rank, device)
-
-
-def _packed(messages: Iterable[Message], device: torch.device) -> Tensor:
-    chosen = list(messages)
-    buffer = torch.zeros(sum(m.taken for m in chosen), dtype=torch.uint8, device=device)
-    at = 0
-    for message in chosen:
-        assert message.value is not None, "the sender has what it sends"
-        place = buffer[at : at + message.num_bytes].view(message.dtype).view(message.shape)
-        place.copy_(message.value)
-        at += message.taken
-    return buffer
-
-
-def _with_empty(
-    messages: Sequence[Message], arrived: list[Tensor | None], rank: int, device: torch.device
-) -> list[Tensor | None]:
-    for i, message in enumerate(messages):
-        if message.goal == rank and not message.num_bytes:
-            arrived[i] = torch.empty(message.shape, dtype=message.dtype, device=device)
+    """Send messages by an all-to-all for each dtype; return the tensors that arrive here, None for
+    the others. Collective: all ranks pass the same messages in the same order."""
+    rank = dist.get_rank()
+    arrived = [m.value if m.source == m.goal == rank else None for m in messages]
+    travelling = [(i, m) for i, m in enumerate(messages) if m.source != m.goal]
+    for dtype in dict.fromkeys(m.dtype for _, m in travelling):
+        alike = [(i, m) for i, m in travelling if m.dtype == dtype]
+        leaving = [m for _, m in alike if m.source == rank]
+        coming = [(i, m) for i, m in alike if m.goal == rank]
+        leaving.sort(key=lambda m: m.goal)
+        coming.sort(key=lambda pair: pair[1].source)
+        received = torch.empty(
+            sum(m.num_bytes for _, m in coming), dtype=torch.uint8, device=device
+        )
+        if any(m.num_bytes for _, m in alike):
+            values = [m.value.to(dtype).reshape(-1) for m in leaving if m.value is not None]
+            sent = torch.cat([torch.empty(0, dtype=dtype, device=device), *values])
+            dist.all_to_all_single(
+                received,
+                sent.view(torch.uint8),
+                _sizes([m for _, m in coming], lambda m: m.source),
+                _sizes(leaving, lambda m: m.goal),
+            )
+        parts = received.view(dtype).split([torch.Size(m.shape).numel() for _, m in coming])
+        for (i, message), part in zip(coming, parts, strict=True):
+            arrived[i] = part.view(message.shape)
     return arrived
+
+
+def _sizes(messages: Sequence[Message], peer: Callable[[Message], int]) -> list[int]:
+    """Return the bytes of messages by rank of their peer."""
+    sizes = [0] * dist.get_world_size()
+    for message in messages:
+        sizes[peer(message)] += message.num_bytes
+    return sizes

@@ -25,8 +25,6 @@ from torch.optim.optimizer import (
 
 from shardweave.backends.optimizers.owned_step import run_owned
 from shardweave.backends.optimizers.owners import Owned, owned_updates
-from shardweave.backends.optimizers.plain import PlainParameters
-from shardweave.backends.optimizers.random_state import shared_random_state
 from shardweave.backends.optimizers.repoint import check_not_replaced
 from shardweave.backends.optimizers.shards import is_everywhere, shapes_of_shards
 from shardweave.backends.optimizers.spread import GATHERED
@@ -98,12 +96,12 @@ def _before(
         has_gradient = [has and i not in owned for i, has in enumerate(has_gradient)]
         reads = replace(reads, full=reads.full - owned.keys())
     GATHERED.clear()
-    stand_ins = StandIns(optimizer, PlainParameters(parameters, reads.full, has_gradient))
-    random = shared_random_state(parameters[0].device) if reads.may_draw else None
+    stand_ins = StandIns(optimizer, parameters, reads.full, has_gradient)
+    random = _shared_random_state(parameters[0].device) if reads.may_draw else None
     _RUNNING[:] = [_Running(stand_ins, random)]
     if closure is None:
         return (stand_ins.first, *args[1:]), kwargs
-    closure = stand_ins.plain.closure(closure)
+    closure = stand_ins.closure(closure)
     if len(args) > 1:
         return (stand_ins.first, closure, *args[2:]), kwargs
     return (stand_ins.first,), {**kwargs, "closure": closure}
@@ -143,6 +141,27 @@ def _have_gradients(parameters: Sequence[Tensor], *, has_closure: bool) -> list[
     flags = torch.tensor(has, dtype=torch.int32, device=sharded[0].device)
     dist.all_reduce(flags, dist.ReduceOp.MAX)
     return [bool(flag) for flag in flags.tolist()]
+
+
+def _shared_random_state(device: torch.device) -> Callable[[], None]:
+    """Give every rank the generator state of rank 0. Collective. Returns a function to call after
+    the step, which restores this rank's state if it differed."""
+    cuda = torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else None
+    own = [torch.get_rng_state(), *([] if cuda is None else [torch.cuda.get_rng_state(cuda)])]
+
+    def set_states(states: list[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        if cuda is not None:
+            torch.cuda.set_rng_state(states[1], cuda)
+
+    states = [state.to(device) for state in own]
+    for state in states:
+        dist.broadcast(state, src=0)
+    first = [state.cpu() for state in states]
+    set_states(first)
+    if all(map(torch.equal, own, first)):
+        return lambda: None
+    return lambda: set_states(own)
 
 
 # What a step reads

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from shardweave.backends.optimizers.exchange import Layout, Message, exchanged, put, take
+from shardweave.backends.optimizers.exchange import Message, exchanged, put, take
 from shardweave.backends.optimizers.owners import Owned, is_array
 from shardweave.backends.optimizers.shards import beside, full_value, in_placements_of, local_shape
 from shardweave.ir.capture.update.cut import Sent
@@ -62,7 +62,11 @@ def _gathered(
     rank = dist.get_rank()
     messages = [
         Message(
-            source, each.owner, _sizes(each.layout, source), sent.dtype, _of(value, rank, source)
+            source,
+            each.owner,
+            each.layout.shape_on(source),
+            sent.dtype,
+            value if rank == source else None,
         )
         for each, values in zip(owned, read, strict=True)
         for sent, value in zip(each.parts.gathered, values, strict=True)
@@ -76,33 +80,13 @@ def _gathered(
         for sent, value in zip(each.parts.gathered, values, strict=True):
             whole = value
             if sent.is_sharded and each.owner is not None:
-                sources = each.layout.sources(each.owner)
-                shards = [next(arrived) for _ in sources]
+                shards = {source: next(arrived) for source in each.layout.sources(each.owner)}
                 if rank == each.owner:
-                    whole = _joined(each.layout, sources, shards, sent, device)
+                    whole = torch.empty(each.layout.shape, dtype=sent.dtype, device=device)
+                    for source, shard in shards.items():
+                        put(whole, each.layout.shards[source], cast("Tensor", shard))
             full[-1].append(whole)
     return full
-
-
-def _joined(
-    layout: Layout,
-    sources: Sequence[int],
-    shards: Sequence[Tensor | None],
-    sent: Sent,
-    device: torch.device,
-) -> Tensor:
-    full = torch.empty(layout.shape, dtype=sent.dtype, device=device)
-    for source, shard in zip(sources, shards, strict=True):
-        put(full, layout.shards[source], cast("Tensor", shard))
-    return full
-
-
-def _of(value: Tensor, rank: int, source: int) -> Tensor | None:
-    return value if rank == source else None
-
-
-def _sizes(layout: Layout, rank: int) -> tuple[int, ...]:
-    return tuple(map(len, layout.shards[rank]))
 
 
 def _returned(
@@ -114,12 +98,11 @@ def _returned(
         for position, sent in enumerate(each.parts.results):
             value = None if values is None else values[position]
             for source, goal in _routes(each, sent):
-                index = each.layout.shards[goal] if sent.is_sharded else None
-                shape = sent.shape if index is None else tuple(map(len, index))
-                if value is not None and index is not None:
-                    messages.append(Message(source, goal, shape, sent.dtype, take(value, index)))
-                else:
-                    messages.append(Message(source, goal, shape, sent.dtype, value))
+                shape, own = sent.shape, value
+                if sent.is_sharded:
+                    shape = each.layout.shape_on(goal)
+                    own = None if value is None else take(value, each.layout.shards[goal])
+                messages.append(Message(source, goal, shape, sent.dtype, own))
     arrived = iter(exchanged(messages, device))
     shards: list[list[Tensor]] = []
     for each in owned:

@@ -90,15 +90,22 @@ def beside(local: Tensor, parameter: DTensor) -> DTensor:
     """Make a DTensor of this rank's shard `local`, with the placements of `parameter`."""
     if local.dtype == parameter.dtype:
         return DTensor(local, dtensor_spec(parameter), requires_grad=False)
-    mesh, placements = parameter.device_mesh, parameter.placements
-    shape: Sequence[int] = parameter.shape
-    stride = torch.empty(shape, device="meta").stride()
+    mesh = parameter.device_mesh
     if mesh.get_coordinate() is None:
         local = local.new_empty(0)
-    made = DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
-    )
+    return dtensor_of(local, mesh, parameter.placements, parameter.shape)
+
+
+def dtensor_of(
+    local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]
+) -> DTensor:
+    """Make the DTensor of a global shape whose shard on this rank is `local`."""
+    shape = torch.Size(shape)
+    stride = torch.empty(shape, device="meta").stride()
+    made = DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
     if any(isinstance(placement, StridedShard) for placement in placements):
+        # By default torch takes strided placements for an order of plain ones, and where they
+        # are not, it gathers those of one dim in the wrong order (torch 2.13).
         set_strided_spec(made, mesh, placements)
     return made
 

@@ -164,32 +164,3 @@ class VirtualBackend(Backend):
         if isinstance(tensor, Source):
             return tensor.part(Sharding.replicated(tensor.ndim), {}, self.device)
         return tensor.detach().to("cpu", copy=True)
-
-    def local(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def argument(self, tensor: Tensor, sharding: Sharding) -> Tensor:
-        del sharding
-        return tensor.detach().to("cpu")
-
-    def returned(
-        self, result: Tensor, sharding: Sharding, home: int | None, shape: Sequence[int]
-    ) -> Tensor:
-        del sharding, home, shape
-        return result
-
-    def like(self, local: Tensor, stored: Tensor) -> Tensor:
-        del stored
-        return local
-
-    def fitted(self, value: Tensor, stored: Tensor, sharding: Sharding) -> Tensor:
-        del stored, sharding
-        return value
-
-    def batch(self, local: Tensor, sharding: Sharding) -> Tensor:
-        del sharding
-        return local
-
-    def rows(self, num_rows: int, sharding: Sharding) -> Sequence[int]:
-        del sharding
-        return range(num_rows)

@@ -78,25 +78,14 @@ class ReplicaMismatchError(ValueError):
     """Raised if ranks that should hold the same shard of a result hold different values."""
 
 
-def run_ops(
-    program: Program,
-    environment: dict[SSAValue, PerRank],
-    mesh: Mesh,
-    messages: Messages | None = None,
-) -> None:
-    """Run a program without fused regions on all ranks. environment: the tensors of each value;
-    results are added, and values removed after their last use."""
-    for _ in run_op_by_op(program, environment, mesh, messages):
-        pass
-
-
 def run_op_by_op(
     program: Program,
     environment: dict[SSAValue, PerRank],
     mesh: Mesh,
     messages: Messages | None = None,
 ) -> Iterator[Operation]:
-    """Run a program as `run_ops`, and yield each op after it."""
+    """Run a program without fused regions on all ranks, and yield each op after it. environment:
+    the tensors of each value; results are added, and values removed after their last use."""
     dying, ragged = last_uses(program), ragged_values(program.ops)
     for op in program.ops:
         if messages is not None and isinstance(op, (dist.SendOp, dist.RecvOp)):
@@ -138,19 +127,13 @@ def global_argument(program: Program, slot: Slot, values: Mapping[Key, Tensor]) 
     return tensor.detach()
 
 
-def scatter_shards(
-    tensor: Tensor, sharding: Sharding, mesh: Mesh, also: Mapping[str, int] | None = None
-) -> PerRank:
-    """Shard a tensor over the ranks, with padding; ranks with equal shards share one tensor. also:
-    each rank's coordinates on axes that the mesh lacks."""
-    also = also or {}
+def scatter_shards(tensor: Tensor, sharding: Sharding, mesh: Mesh) -> PerRank:
+    """Shard a tensor over the ranks, with padding; ranks with equal shards share one tensor."""
     shape = sharding.local_shape(tensor.shape)
     return once_per_key(
         range(mesh.num_devices),
-        lambda rank: _shard_key(sharding, {**mesh.coordinates(rank), **also}),
-        lambda rank: resized(
-            take_shard(tensor, sharding, {**mesh.coordinates(rank), **also}), shape
-        ),
+        lambda rank: _shard_key(sharding, mesh.coordinates(rank)),
+        lambda rank: resized(take_shard(tensor, sharding, mesh.coordinates(rank)), shape),
     )
 
 
@@ -179,8 +162,7 @@ def _run(
     operands = [environment[value] for value in op.operands]
     if isinstance(op, DistOp):
         return run_collective(op, operands, mesh)
-    if not isinstance(op, AtenOp):
-        raise ValueError(f"the reference backend does not run op '{op.name}'; lower it first.")
+    assert isinstance(op, AtenOp)  # fused regions are inlined before
     per_rank = once_per_key(
         range(mesh.num_devices),
         lambda rank: tuple(id(tensors[rank]) for tensors in operands),

@@ -16,7 +16,7 @@ from shardweave.backends.reference.virtual_ranks import (
     global_argument,
     once_per_key,
     relative_difference,
-    run_ops,
+    run_op_by_op,
     scatter_shards,
 )
 from shardweave.backends.stages import Cut, Place, Slots, StagedStep, last_reads, slots_of_runs
@@ -81,7 +81,8 @@ class _VirtualStep(StagedStep[PerRank]):
             return [self.sent.pop((op.source, stage, op.message, number))]
 
         environment = {slot.value: arguments[slot.kind, slot.name] for slot in slots.arguments}
-        run_ops(slots.function, environment, self.mesh, messages)
+        for _ in run_op_by_op(slots.function, environment, self.mesh, messages):
+            pass
         return {(slot.kind, slot.name): environment[slot.value] for slot in slots.results}
 
     def give(self, slots: Slots, slot: Slot, value: PerRank) -> None:

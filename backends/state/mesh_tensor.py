@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 from shardweave.backends.distributed.in_flight import start_maximum
-from shardweave.backends.optimizers.shards import is_everywhere
+from shardweave.backends.optimizers.shards import full_value, is_everywhere
 from shardweave.backends.state.on_whole import are_mixed, on_whole_tensors, whole_tensor
 from shardweave.ir.torch_private import dtensor_spec, local_part, pytree
 
@@ -67,7 +67,8 @@ class MeshTensor(DTensor):
             return _by_mesh(partial(run, func, types), args, kwargs)
         result: Any = run(func, types, args, kwargs)
         if func in NORMS and isinstance(result, DTensor) and not result.ndim:
-            return _on_all_ranks(result)
+            # On all ranks, also if only some stages have it.
+            return result if is_everywhere(result.device_mesh) else full_value(result)
         return of_mesh(result)
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
@@ -163,16 +164,3 @@ def _largest(given: DTensor | Sequence[DTensor]) -> Any:
     own = [part.abs().amax() if part.numel() else part.new_zeros(()) for part in parts]
     largest = start_maximum(torch.stack(own)).wait().unbind()
     return largest[0] if isinstance(given, DTensor) else list(largest)
-
-
-def _on_all_ranks(scalar: DTensor) -> Tensor:
-    """Broadcast a scalar DTensor to all ranks if only some stages have it. Collective."""
-    ranks = scalar.device_mesh.mesh.flatten().tolist()
-    if len(ranks) == dist.get_world_size():
-        return scalar
-    if dist.get_rank() in ranks:
-        value = scalar.full_tensor()
-    else:
-        value = torch.empty((), dtype=scalar.dtype, device=scalar.device)
-    dist.broadcast(value, src=ranks[0])
-    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from shardweave.backends.optimizers.shards import full_value
-from shardweave.backends.state.state import ShardedState
+from shardweave.backends.state.state import ShardedState, state_of
 from shardweave.backends.watch import watchdog
 from shardweave.ir.library.philox import STATE
 from shardweave.ir.torch_private import pytree
@@ -58,10 +58,18 @@ _GATHERED: set[int] = set()
 
 
 @contextmanager
-def whole_state_dicts(state: ShardedState, *, random: bool = False) -> Iterator[None]:
-    """Context in which a compiled model's `state_dict` has full plain tensors on rank 0; tied ones
-    stay one tensor. Collective, unless every rank has the full value of every tensor. random: keep
-    the random state, with which a run can be resumed."""
+def whole_state_dicts(modules: Iterable[nn.Module], *, random: bool = False) -> Iterator[None]:
+    """Context in which `state_dict` of the compiled models among `modules` has full plain tensors
+    on rank 0; tied ones stay one tensor. Collective, unless every rank has the full value of every
+    tensor. random: keep the random state, with which a run can be resumed."""
+    with ExitStack() as stack:
+        for state in filter(None, map(state_of, modules)):
+            stack.enter_context(_whole_state_dict(state, random=random))
+        yield
+
+
+@contextmanager
+def _whole_state_dict(state: ShardedState, *, random: bool) -> Iterator[None]:
     model = state.model
     if id(model) in _GATHERED or not state.backend.is_joint:
         yield

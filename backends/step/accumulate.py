@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardweave.backends.optimizers.shards import dtensor_of
 from shardweave.backends.programs import Key
 from shardweave.backends.state.state import ShardedState
 from shardweave.backends.step.backend import Pending
@@ -231,20 +232,14 @@ def _most_rows(tensor: Tensor) -> int:
     return rows
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def _part(tensor: Tensor, index: int, count: int) -> Tensor:
     if not tensor.ndim:
         return tensor
-    part = _local(tensor).chunk(count)[index]
     if not isinstance(tensor, DTensor):
-        return part
-    shape = torch.Size((tensor.shape[0] // count, *tensor.shape[1:]))
-    stride = torch.empty(shape, device="meta").stride()
-    mesh, placements = tensor.device_mesh, tensor.placements
-    return DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)
+        return tensor.chunk(count)[index]
+    part = tensor.to_local().chunk(count)[index]
+    shape = tensor.shape[0] // count, *tensor.shape[1:]
+    return dtensor_of(part, tensor.device_mesh, tensor.placements, shape)
 
 
 def merged(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:

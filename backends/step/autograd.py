@@ -28,7 +28,7 @@ from shardweave.ir.program.program import INPUT_GRADIENT, Slot
 from shardweave.passes.stages.split_step import gives_gradient
 
 Step = Any
-"""A `backends.step.step.Step`, whose file imports this one."""
+"""A `driver.step.step.Step`, whose file imports this one."""
 
 IN_CALL_NOTE = (
     "gradients of the loss are computed in the call, and multiplied at backward() by the one that "

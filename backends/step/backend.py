@@ -48,7 +48,8 @@ class Pending:
 
 
 class Backend(ABC):
-    """Protocol of backends, which place tensors by their shardings and load programs.
+    """Protocol of backends, which place tensors by their shardings and load programs. By default a
+    backend keeps full, plain tensors in one process.
 
     device: where this rank computes. is_joint: whether each rank is a process of its own, so that
     ranks must agree on calls. adds_pending: whether programs can take unreduced gradients, add
@@ -72,37 +73,43 @@ class Backend(ABC):
     def stored(self, tensor: Tensor | Source, sharding: Sharding, key: Key) -> Tensor:
         """Copy this rank's shard of a full tensor into the form in which a step stores it."""
 
-    @abstractmethod
     def local(self, tensor: Tensor) -> Tensor:
         """Return a stored tensor in the form that the runner takes, sharing its memory."""
+        return tensor
 
-    @abstractmethod
     def argument(self, tensor: Tensor, sharding: Sharding) -> Tensor:
         """Return an input, a full tensor or a DTensor, in the form that the runner takes."""
+        del sharding
+        return tensor.detach().to(self.device)
 
-    @abstractmethod
     def returned(
         self, result: Tensor, sharding: Sharding, home: int | None, shape: Sequence[int]
     ) -> Tensor:
         """Convert a runner's output to the form that a step returns; scalars are replicated.
         Collective. shape: the global shape. home: the stage that has the output, if only one
         does."""
+        del sharding, home, shape
+        return result
 
-    @abstractmethod
     def like(self, local: Tensor, stored: Tensor) -> Tensor:
         """Wrap this rank's shard `local`, placed as `stored`, in the form that a step keeps."""
+        del stored
+        return local
 
-    @abstractmethod
     def fitted(self, value: Tensor, stored: Tensor, sharding: Sharding) -> Tensor:
         """Convert `value`, full or sharded in any way, to the form of `stored`. Collective."""
+        del stored, sharding
+        return value
 
-    @abstractmethod
     def batch(self, local: Tensor, sharding: Sharding) -> Tensor:
         """Make the global input from this rank's shard."""
+        del sharding
+        return local
 
-    @abstractmethod
     def rows(self, num_rows: int, sharding: Sharding) -> Sequence[int]:
         """Return the indices of this rank's rows of an input with `num_rows` rows."""
+        del sharding
+        return range(num_rows)
 
     def gradient(self, local: Tensor, parameter: Tensor) -> Tensor:
         """Wrap this rank's shard of a gradient in the form that the parameter's `.grad` has."""

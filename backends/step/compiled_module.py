@@ -122,15 +122,13 @@ def _saving_whole_tensors(save: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(save)
     def save_pretrained(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
-        state = state_of(self)
-        assert state is not None
         given = signature.bind(self, *args, **kwargs)
         if "is_main_process" in signature.parameters:
             is_main = given.arguments.get("is_main_process", True)
             given.arguments["is_main_process"] = is_main and is_first()
         config = getattr(self, "config", None)
         settings = dict(getattr(config, "__dict__", {}))
-        with whole_state_dicts(state):
+        with whole_state_dicts([self]):
             saved = save(*given.args, **given.kwargs)
         if settings:
             vars(config).clear()

@@ -12,6 +12,9 @@ from torch import Tensor
 from shardweave.ir.capture.arguments import Form
 from shardweave.ir.dialects.types import dtype_word, form_of
 
+AUTOGRAD, IN_CALL = "autograd", "in_call"
+"""Arrival of a step's gradients: at `backward()`, or in the call."""
+
 
 @dataclass(frozen=True)
 class StepCall:

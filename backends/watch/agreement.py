@@ -17,12 +17,6 @@ from shardweave.ir.dialects.types import form_of
 
 T = TypeVar("T")
 
-MESSAGE_BYTES = 25 * 2**20
-"""Tensors are packed into messages of about this size, as in DDP."""
-
-ALIGNMENT = 16
-"""Alignment of tensors in a message, in bytes, which suits any dtype."""
-
 
 class AgreementError(ValueError):
     """Raised on every rank, naming ranks, if they differ in a value that must be equal on all."""
@@ -75,12 +69,16 @@ def who_has_what(lines: Mapping[int, str]) -> str:
 def ranks_text(ranks: Iterable[int]) -> str:
     """Format ranks, such as `rank 3`, or `ranks 0-2, 5`."""
     numbers = sorted(ranks)
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(ranges_of(numbers))}"
+
+
+def ranges_of(numbers: Iterable[int]) -> list[str]:
+    """Format the ranges of sorted numbers: `0-2` and `5` of 0, 1, 2 and 5."""
     runs = [
         [number for _, number in run]
         for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     ]
-    parts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"
+    return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
 
 
 def digest_of(content: bytes) -> str:
@@ -162,37 +160,15 @@ def require_same_values(tensors: Mapping[str, Tensor]) -> None:
     require_same("the model's values", "\n".join(digests), advice)
 
 
-def broadcast_from_rank_0(tensors: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
-    """Yield rank 0's values of the tensors, one by one, broadcast in a few messages. Collective. On
-    rank 0 they are the tensors themselves. Callers must exhaust the iterator."""
-    for group in _messages(tensors):
-        offsets, end = [], 0
-        for tensor in group:
-            offsets.append(end)
-            end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-        message = torch.empty(end, dtype=torch.uint8, device=device)
-        parts = [
-            message[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            for offset, tensor in zip(offsets, group, strict=True)
-        ]
-        if dist.get_rank() == 0:
-            for part, tensor in zip(parts, group, strict=True):
-                part.copy_(tensor.detach())
-        dist.broadcast(message, src=0)
-        for part, tensor in zip(parts, group, strict=True):
-            if dist.get_rank() == 0:
-                yield tensor
-            else:  # in the memory format of this rank's own
-                yield torch.empty_like(tensor.detach(), device=device).copy_(part)
-
-
-def _messages(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    group, size = list[Tensor](), 0
+def broadcast_from_rank_0(tensors: Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:
+    """Yield rank 0's values of the tensors, one by one, in this rank's memory format. Collective.
+    On rank 0 they are the tensors themselves. Callers must exhaust the iterator."""
+    is_first = dist.get_rank() == 0
     for tensor in tensors:
-        group.append(tensor)
-        size += tensor.nbytes
-        if size >= MESSAGE_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
+        own = tensor.detach()
+        message = torch.empty(own.shape, dtype=own.dtype, device=device)
+        if is_first:
+            message.copy_(own)
+        if own.numel():
+            dist.broadcast(message.view(-1).view(torch.uint8), src=0)
+        yield tensor if is_first else torch.empty_like(own, device=device).copy_(message)

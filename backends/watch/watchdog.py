@@ -35,6 +35,9 @@ TIMEOUT = "SHARDWEAVE_TIMEOUT"
 DEFAULT_TIMEOUT_S = 1500.0
 """A little less than torch's own timeout for gloo, whose message names no rank."""
 
+LONGEST_S = 1e8
+"""Three years; torch's waits take no number of seconds that is much larger."""
+
 _BROKEN = ("gloo/", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "Timed out")
 
 
@@ -47,8 +50,20 @@ class _Process:
 
 
 def timeout_of(timeout_s: float | None) -> float:
-    """Return the longest wait in seconds: `timeout_s`, else SHARDWEAVE_TIMEOUT, else 25 minutes."""
-    return _seconds(os.environ.get(TIMEOUT)) if timeout_s is None else timeout_s
+    """Return the longest wait in seconds: `timeout_s`, else SHARDWEAVE_TIMEOUT, else 25 minutes.
+    Raises ValueError for a number of seconds that cannot be waited."""
+    given = os.environ.get(TIMEOUT, DEFAULT_TIMEOUT_S) if timeout_s is None else timeout_s
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= LONGEST_S:
+        name = TIMEOUT if timeout_s is None else "timeout"
+        raise ValueError(
+            f"{name} is {given!r}, expected the number of seconds that a rank waits for others, "
+            f"such as 60, at most {LONGEST_S:.0e}, or 0 for no limit."
+        )
+    return seconds
 
 
 def start_before(store: Any, rank: int, size: int, timeout_s: float, *, on_gpu: bool) -> None:
@@ -69,7 +84,7 @@ def start(timeout_s: float | None = None) -> Watch | None:
     if _Process.store is store or (_Process.store is None and _Process.watch is not None):
         _Process.store = store
         if _Process.watch is not None and timeout_s is not None:
-            _Process.watch.set_timeout(timeout_s)
+            _Process.watch.set_timeout(timeout_of(timeout_s))
         return _Process.watch
     on_gpu = "nccl" in dist.get_backend()
     seconds = timeout_of(timeout_s)
@@ -164,18 +179,6 @@ def last_words(text: str) -> None:
         Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": more}}))
     for listener in _Process.listeners:
         listener(text)
-
-
-def _seconds(text: str | None) -> float:
-    if text is None:
-        return DEFAULT_TIMEOUT_S
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(
-            f"{TIMEOUT} is {text!r}, expected the number of seconds that a rank waits for "
-            "others, such as 60, or 0 for no limit."
-        ) from None
 
 
 def _innermost(traceback: TracebackType | None) -> FrameType | None:

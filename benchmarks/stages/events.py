@@ -2,7 +2,7 @@
 
 Every place on the axis of stages is one device that stands for all of its ranks. It has a stage, or
 several (chunks), and runs its tasks in a given order, one at a time. Messages run beside, on
-`streams.Streams`: those between stages that share a NIC run in turn, in the order in which they
+`DeviceStreams`: those between stages that share a NIC run in turn, in the order in which they
 were sent, and so do collectives; but neither waits for the other, as a library of collectives sends
 both at once, and what passes between stages is small beside gradients. Compute
 is slowed down by messages beside it that the place sends or receives, and these by compute, as on
@@ -18,9 +18,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from shardweave.benchmarks.stages.device_streams import DeviceFlight, DeviceStreams
 from shardweave.planners.plan.zero import DATA_AXIS
 from shardweave.planners.schedules.one_forward_one_backward import interleaved
-from shardweave.planners.simulate.streams import Flight, Streams
 from shardweave.planners.simulate.timeline import COMPUTE, Event
 
 PIPELINE_AXIS = "pipeline"
@@ -162,7 +162,7 @@ def play(
     blocking: a place waits until what it hands to another stage is there.
     """
     node_slowdown = slowdown if node_slowdown is None else node_slowdown
-    run = _Run(stages, orders, Streams(slowdown, link_slowdown), node_slowdown, blocking)
+    run = _Run(stages, orders, DeviceStreams(slowdown, link_slowdown), node_slowdown, blocking)
     ends = run.play()
     time_s = max(ends)
     for wait, end_s in zip(run.waits, ends, strict=True):
@@ -184,13 +184,13 @@ class _Run:
 
     stages: Sequence[StageTimes]
     orders: Sequence[Sequence[Task]]
-    streams: Streams = field(default_factory=Streams)
+    streams: DeviceStreams = field(default_factory=DeviceStreams)
     node_slowdown: float = 1.0
     blocking: bool = False
-    keys: dict[Flight, Hashable] = field(default_factory=dict[Flight, Hashable])
+    keys: dict[DeviceFlight, Hashable] = field(default_factory=dict[DeviceFlight, Hashable])
     done: set[Hashable] = field(default_factory=set[Hashable])
     began_s: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
-    sent: list[tuple[Flight, Event]] = field(default_factory=list[tuple[Flight, Event]])
+    sent: list[tuple[DeviceFlight, Event]] = field(default_factory=list[tuple[DeviceFlight, Event]])
     events: list[Event] = field(default_factory=list[Event])
     waits: list[Waits] = field(default_factory=list[Waits])
 
@@ -340,16 +340,12 @@ class _Run:
         devices: tuple[Hashable, ...],
         *,
         is_compute: bool = False,
-    ) -> Flight:
+    ) -> DeviceFlight:
         self.began_s[key] = self.streams.now_s
         is_inside = len(resources) == 1  # a stream of its own, and no adapter
-        flight = self.streams.start(
-            seconds,
-            resources,
-            devices,
-            is_compute=is_compute,
-            slowdown=self.node_slowdown if is_inside else None,
-        )
+        slowdown = self.node_slowdown if is_inside else self.streams.slowdown
+        flight = DeviceFlight(resources, seconds, slowdown, devices=devices, is_compute=is_compute)
+        self.streams.launch(flight)
         self.keys[flight] = key
         return flight
 

@@ -1,4 +1,4 @@
-"""Proof by execution: a pass must not change what the program computes.
+"""Proof of passes, by execution or by algebra: a pass must not change what the program computes.
 
 A program runs on random arguments, in float64 and on all ranks of its virtual mesh, before the
 first pass and after each that changed it, and every output, gradient and buffer is compared.
@@ -13,23 +13,34 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from xdsl.ir import Operation
+from xdsl.dialects.builtin import FunctionType
+from xdsl.ir import Attribute, Operation
 from xdsl.passes import ModulePass
+from xdsl.rewriter import Rewriter
 
 from shardweave.backends.programs import Key
 from shardweave.backends.reference.reference import run_reference
-from shardweave.driver.checking.in_float64 import in_float64
-from shardweave.driver.checking.prover import Prover
 from shardweave.driver.checking.sample import sample_values
 from shardweave.ir.dialects.annotations import layer_of
-from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.dialects.types import (
+    dtype_of,
+    dtype_of_value,
+    element_of,
+    is_element,
+    shape_of,
+    tensor_type,
+)
 from shardweave.ir.inspect.stats import stats
 from shardweave.ir.ops.registry import is_random
 from shardweave.ir.program.program import Program, Slot
-from shardweave.ir.program.staged import ops_of_parts
+from shardweave.ir.program.staged import functions_of, is_staged, ops_of_parts
+from shardweave.ir.proof.ops import ProofError
+from shardweave.ir.proof.prove import Proof, prove
 from shardweave.passes import pipeline
+from shardweave.passes.kernels.unfuse_kernels import without_regions
 from shardweave.passes.observers import Observer, Observers
 from shardweave.passes.pipeline import MeshLike, PassError
+from shardweave.passes.prepare.block_experts import BlockExpertsPass
 
 BOUND = 1e-9
 """Largest difference that counts as equal, relative to the largest element of the value. Sums in
@@ -143,6 +154,41 @@ class Validator(Observer):
         return run_reference(program, self._values)
 
 
+def in_float64(program: Program) -> Program:
+    """The same program in float64 or complex128, fused regions inlined; integers stay. Linear."""
+    exact = without_regions(program)
+    if exact is program:
+        exact = program.clone()
+    for part in (exact, *(functions_of(exact).values() if is_staged(exact) else ())):
+        _convert(part)
+    return exact
+
+
+def _convert(program: Program) -> None:
+    """Change the dtypes of a program's values, and of dtypes among the arguments of its ops."""
+    block = program.function.body.block
+    for value in (*block.args, *(result for op in program.ops for result in op.results)):
+        exact = _exact(dtype_of_value(value))
+        if exact is not None:
+            Rewriter.replace_value_with_new_type(value, tensor_type(shape_of(value), exact))
+    for op in program.ops:
+        op.properties = {name: _property(value) for name, value in op.properties.items()}
+    results = list(program.return_op.operand_types)
+    program.function.function_type = FunctionType.from_lists(list(block.arg_types), results)
+
+
+def _property(attribute: Attribute) -> Attribute:
+    """Convert a dtype among an op's arguments to float64 or complex128; others stay."""
+    exact = _exact(dtype_of(attribute)) if is_element(attribute) else None
+    return attribute if exact is None else element_of(exact)
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype | None:
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else None
+
+
 def work_of(program: Program) -> float:
     """FLOPs of a run on all ranks, plus `ELEMENT_FLOPS` per element of results and arguments."""
     elements = sum(math.prod(shape_of(r)) for op in ops_of_parts(program) for r in op.results)
@@ -226,6 +272,38 @@ def _check_not_random(program: Program) -> None:
                 f"{op.name} in layer '{layer_of(op)}' draws random numbers, so that two runs "
                 "cannot be compared; remove it from the model (dropout 0) to validate."
             )
+
+
+class ProvedPassError(PassError):
+    """Raised if the program after a pass cannot be proved equal to the one before the passes."""
+
+
+class Prover(Observer):
+    """Proves, after each pass that changes the program, that it equals the one before all passes.
+
+    From the pass block-experts on, proofs are against its result. last: the last proof. Raises
+    ProvedPassError, which names the pass.
+    """
+
+    def __init__(self) -> None:
+        self.last: Proof | None = None
+        self._goal: Program | None = None
+
+    def before(self, pass_: ModulePass, program: Program) -> None:
+        if self._goal is None:
+            self._goal = program.clone()
+
+    def after(self, pass_: ModulePass, program: Program) -> None:
+        assert self._goal is not None
+        if pass_.name == BlockExpertsPass.name:
+            self._goal = program.clone()
+        try:
+            self.last = prove(program, against=self._goal)
+        except ProofError as error:
+            raise ProvedPassError(
+                f"after pass '{pass_.name}', the program is not proved to compute what it "
+                f"computed before the passes: {error}"
+            ) from error
 
 
 def run_and_validate(

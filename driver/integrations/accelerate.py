@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -46,11 +46,10 @@ class _Sharded:
             yield
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        state = state_of(model)
-        if state is None:
+        if state_of(model) is None:
             return super().get_state_dict(model, unwrap)
         # `save_state` asks with unwrap=False, for the state to go on from.
-        with whole_state_dicts(state, random=not unwrap):
+        with whole_state_dicts([model], random=not unwrap):
             return model.state_dict()
 
     def save_state(self, *args: Any, **kwargs: Any) -> Any:
@@ -60,10 +59,8 @@ class _Sharded:
         return saved
 
     def load_state(self, *args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as stack:
-            # safetensors looks for tied tensors by their memory, which a DTensor does not have.
-            for state in filter(None, map(state_of, self._models)):
-                stack.enter_context(whole_state_dicts(state))
+        # safetensors looks for tied tensors by their memory, which a DTensor does not have.
+        with whole_state_dicts(self._models):
             return super().load_state(*args, **kwargs)
 
 

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from shardweave.backends.state.state import state_of
 from shardweave.backends.state.whole_state import (
     is_first,
     whole_optimizer_states,
@@ -60,9 +58,7 @@ class _Sharded:
         return held[0]
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        with ExitStack() as stack:
-            for state in filter(None, map(state_of, self.lightning_module.modules())):
-                stack.enter_context(whole_state_dicts(state, random=True))
+        with whole_state_dicts(self.lightning_module.modules(), random=True):
             return self.lightning_module.state_dict()
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,10 +47,7 @@ class _Sharded:
             self.accelerator.dataloader_config.dispatch_batches = False
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        with ExitStack() as stack:
-            state = state_of(self.model)
-            if state is not None:
-                stack.enter_context(whole_state_dicts(state))
+        with whole_state_dicts([self.model]):
             super().save_model(output_dir, _internal_call)  # pyright: ignore[reportAttributeAccessIssue]
         self.accelerator.wait_for_everyone()
 

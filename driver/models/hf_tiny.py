@@ -13,52 +13,37 @@ HIDDEN = HEADS * HEAD_SIZE
 VOCAB = 64
 
 _SIZES: dict[str, int] = {
-    **dict.fromkeys(
-        "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers layers "
-        "num_encoder_layers num_decoder_layers num_hidden_groups depth".split(),
-        LAYERS,
-    ),
-    **dict.fromkeys(
-        "num_attention_heads n_head n_heads num_heads encoder_attention_heads "
-        "decoder_attention_heads attention_heads encoder_num_attention_heads".split(),
-        HEADS,
-    ),
-    **dict.fromkeys("num_key_value_heads num_kv_heads".split(), KEY_HEADS),
-    **dict.fromkeys("head_dim d_kv kv_channels attention_head_size".split(), HEAD_SIZE),
-    **dict.fromkeys(
-        "hidden_size n_embd d_model dim embedding_size projection_dim hidden_dim embed_dim".split(),
-        HIDDEN,
-    ),
-    **dict.fromkeys(
-        "intermediate_size n_inner d_ff encoder_ffn_dim decoder_ffn_dim ffn_dim ffn_hidden_size "
-        "moe_intermediate_size shared_expert_intermediate_size d_inner".split(),
-        2 * HIDDEN,
-    ),
-    **dict.fromkeys("vocab_size text_vocab_size vocab_size_per_layer_input".split(), VOCAB),
-    **dict.fromkeys(
-        "max_position_embeddings n_positions n_ctx max_source_positions "
-        "max_target_positions max_seq_len".split(),
-        64,
-    ),
-    **dict.fromkeys("num_experts num_local_experts n_routed_experts moe_num_experts".split(), 4),
-    **dict.fromkeys("num_experts_per_tok num_experts_per_token moe_top_k".split(), 2),
-    **dict.fromkeys("rotary_dim qk_rope_head_dim qk_nope_head_dim v_head_dim".split(), HEAD_SIZE),
-    **dict.fromkeys("kv_lora_rank q_lora_rank".split(), 2 * HEAD_SIZE),
-    **dict.fromkeys("n_group topk_group mamba_n_groups".split(), 1),
-    **dict.fromkeys("mamba_n_heads mamba_num_heads".split(), 2 * HEADS),
-    **dict.fromkeys("mamba_d_head mamba_head_dim mamba_d_state".split(), HEAD_SIZE),
-    **dict.fromkeys("adapter_in_dim adapter_out_dim adapter_input_size".split(), HIDDEN),
-    **dict.fromkeys("encoder_hidden_dim audio_hidden_size".split(), HIDDEN),
-    "entity_vocab_size": VOCAB,
-    "entity_emb_size": HIDDEN,
-    "pronunciation_embed_dim": HIDDEN,
-    "pronunciation_vocab_size": VOCAB,
-    "shape_embed_dim": HIDDEN,
-    "shape_vocab_size": VOCAB,
-    "attention_window": 8,
-    "num_queries": 8,
-    "image_size": 32,
-    "patch_size": 8,
+    name: size
+    for size, names in (
+        (LAYERS, "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers"),
+        (LAYERS, "layers num_encoder_layers num_decoder_layers num_hidden_groups depth"),
+        (HEADS, "num_attention_heads n_head n_heads num_heads encoder_attention_heads"),
+        (HEADS, "decoder_attention_heads attention_heads encoder_num_attention_heads"),
+        (KEY_HEADS, "num_key_value_heads num_kv_heads"),
+        (HEAD_SIZE, "head_dim d_kv kv_channels attention_head_size"),
+        (HEAD_SIZE, "rotary_dim qk_rope_head_dim qk_nope_head_dim v_head_dim"),
+        (HEAD_SIZE, "mamba_d_head mamba_head_dim mamba_d_state"),
+        (2 * HEAD_SIZE, "kv_lora_rank q_lora_rank"),
+        (HIDDEN, "hidden_size n_embd d_model dim embedding_size projection_dim hidden_dim"),
+        (HIDDEN, "embed_dim adapter_in_dim adapter_out_dim adapter_input_size encoder_hidden_dim"),
+        (HIDDEN, "audio_hidden_size entity_emb_size pronunciation_embed_dim shape_embed_dim"),
+        (2 * HIDDEN, "intermediate_size n_inner d_ff encoder_ffn_dim decoder_ffn_dim ffn_dim"),
+        (
+            2 * HIDDEN,
+            "ffn_hidden_size moe_intermediate_size shared_expert_intermediate_size d_inner",
+        ),
+        (VOCAB, "vocab_size text_vocab_size vocab_size_per_layer_input entity_vocab_size"),
+        (VOCAB, "pronunciation_vocab_size shape_vocab_size"),
+        (64, "max_position_embeddings n_positions n_ctx max_source_positions"),
+        (64, "max_target_positions max_seq_len"),
+        (4, "num_experts num_local_experts n_routed_experts moe_num_experts"),
+        (2, "num_experts_per_tok num_experts_per_token moe_top_k"),
+        (1, "n_group topk_group mamba_n_groups"),
+        (2 * HEADS, "mamba_n_heads mamba_num_heads"),
+        (8, "attention_window num_queries patch_size"),
+        (32, "image_size"),
+    )
+    for name in names.split()
 }
 
 _WIDTHS = [16, 32]

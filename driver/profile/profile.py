@@ -54,7 +54,8 @@ def profile_machine(
     name: str = "profiled",
     time_limit_s: float | None = None,
 ) -> Cluster:
-    """Measure op and collective times with `num_processes` CPU processes busy at once.
+    """Measure op and collective times with `num_processes` processes busy at once: on a GPU each,
+    where this machine has as many, else on the CPU.
 
     programs: those (or their files) whose ops are measured as they run, so that their simulation
     uses exact times: local ones, and of a global one what ranks run of it under the plans that so
@@ -159,6 +160,12 @@ def cluster_of(measured: dict[str, Any], name: str, num_processes: int, per_node
 
 
 def _device_of(measured: dict[str, Any], num_processes: int) -> DeviceType:
+    if "gpu" in measured:
+        curves = ("efficiency", "attention_efficiency")
+        own: dict[str, Any] = {
+            k: tuple(map(tuple, v)) if k in curves else v for k, v in measured["gpu"].items()
+        }
+        return DeviceType(**own, measured=measured["measured"])
     curves = {name: _points(points) for name, points in measured["ops"].items()}
     copied, seconds = curves["default"][-1]
     peak = measured["peaks"]["float32"]

@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from shardweave.driver.processes import launch, world
-from shardweave.driver.profile import steady
+from shardweave.driver.profile.profile_gpu import measure_gpu
 from shardweave.driver.profile.profile_links import (
     measure_collectives,
     measure_message,
@@ -40,17 +43,32 @@ PROGRAM_SECONDS = 20.0
 """Total seconds for measuring all given programs."""
 
 
+_SPIN = """
+import os, sys
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while os.getppid() == int(sys.argv[1]): pass
+"""
+"""Also ends when the process that started it does, however that ends."""
+
+NETWORK_NICE = -5
+"""Three times the share of a core that the main thread has."""
+
+
 def measure_and_report() -> int:
     """Measure together with all ranks; reports a failure to the launcher. Returns an exit code."""
     try:
         request: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
-        steady.pin(int(os.environ["LOCAL_RANK"]))
-        torch.set_num_threads(1)
         count = int(os.environ["WORLD_SIZE"])
-        world.join(Mesh(rank=count), torch.device("cpu"))
+        device = world.local_device(count)
+        if device.type == "cpu":
+            pin(int(os.environ["LOCAL_RANK"]))
+            torch.set_num_threads(1)
+        else:
+            torch.cuda.set_device(device)
+        world.join(Mesh(rank=count), device)
         try:
-            with steady.awake():
-                record = measure(request)
+            with awake() if device.type == "cpu" else nullcontext():
+                record = measure(request, device)
             if world.rank() == 0:
                 Path(request["output"]).write_text(json.dumps(record))
         finally:
@@ -61,22 +79,26 @@ def measure_and_report() -> int:
     return 0
 
 
-def measure(request: dict[str, Any]) -> dict[str, Any]:
+def measure(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """Run all measurements, as JSON data that `profile.cluster_of` reads. Collective."""
-    with torch.no_grad():
+    programs = [Program.load(path) for path in request["programs"]]
+    with torch.no_grad(), device:
         clock = _Clock()
-        ops = _averaged(measure_ops())
-        peaks = measure_peaks(max(work / s for work, s in ops["aten.mm"]))
-        clock.say(f"{len(ops)} ops by size")
+        record: dict[str, Any] = {"collectives": []}
+        if device.type == "cuda":
+            record["gpu"] = measure_gpu()
+            clock.say(record["gpu"]["name"])
+        else:
+            ops = _averaged(measure_ops())
+            peaks = measure_peaks(max(work / s for work, s in ops["aten.mm"]))
+            clock.say(f"{len(ops)} ops by size")
+            record |= {"ops": ops, "peaks": peaks}
         measured: dict[str, list[float]] = {}
-        paths = request["programs"]
-        for path in paths:
-            program = Program.load(path)
-            for name, seconds in measure_program(program, PROGRAM_SECONDS / len(paths)).items():
+        for program in programs:
+            for name, seconds in measure_program(program, PROGRAM_SECONDS / len(programs)).items():
                 measured.setdefault(name, []).extend(seconds)
-        if paths:
-            clock.say(f"{len(measured)} distinct ops of {len(paths)} programs")
-        record: dict[str, Any] = {"ops": ops, "peaks": peaks, "collectives": []}
+        if programs:
+            clock.say(f"{len(measured)} distinct ops of {len(programs)} programs")
         record["measured"] = _averaged_times({name: _middle(s) for name, s in measured.items()})
         if dist.is_initialized():
             record |= _measure_links(clock)
@@ -91,7 +113,7 @@ def _measure_links(clock: _Clock) -> dict[str, Any]:
         group = made[dist.get_rank() // size]
         assert isinstance(group, dist.ProcessGroup)
         dist.barrier(group)
-        steady.hasten_network_threads()
+        hasten_network_threads()
         for kind, points in measure_collectives(group, size).items():
             collectives.append({"kind": kind, "ranks": size, "points": points})
         clock.say(f"collectives of {size} ranks")
@@ -139,6 +161,49 @@ def _averaged_times(own: dict[_K, float]) -> dict[_K, float]:
 def _averaged(own: dict[str, Points]) -> dict[str, Points]:
     mean = _averaged_times({(name, work): s for name, points in own.items() for work, s in points})
     return {name: [(work, mean[name, work]) for work, _ in points] for name, points in own.items()}
+
+
+# Times that can be repeated: on one core each, awake, and quick to answer
+
+
+def pin(rank: int) -> None:
+    """Keep this process, and threads that it starts later, on one of the cores that it may use."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
+@contextmanager
+def awake() -> Iterator[None]:
+    """Context that keeps this core awake by an idle process: cores that slept are slower."""
+    if not hasattr(os, "SCHED_IDLE"):
+        yield
+        return
+    spinner = subprocess.Popen([sys.executable, "-c", _SPIN, str(os.getpid())])
+    try:
+        yield
+    finally:
+        spinner.kill()
+        spinner.wait()
+
+
+def hasten_network_threads() -> None:
+    """Let this process's other threads, gloo's, run soon when a message comes, if allowed.
+
+    Not by a real-time policy, nor by much: gloo's thread asks again and again for a connection's
+    lock. If it came while the main thread, which has that, was sending on the same core, the main
+    thread must get its share of the core to give it back: at -20 steps that send much stood still
+    for 0.1 to 0.7 s, at -5 for at most 0.01 s.
+    """
+    if not os.path.isdir("/proc/self/task"):
+        return
+    for thread in map(int, os.listdir("/proc/self/task")):
+        if thread == os.getpid():
+            continue
+        try:
+            os.setpriority(os.PRIO_PROCESS, thread, NETWORK_NICE)
+        except (PermissionError, ProcessLookupError):
+            return
 
 
 if __name__ == "__main__":

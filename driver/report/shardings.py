@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
-from itertools import groupby, product
+from itertools import product
 
 import torch
 
 from shardweave.backends.programs import sharding_held
+from shardweave.backends.watch.agreement import ranges_of
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import DimSharding, Sharding
@@ -153,7 +154,4 @@ def _caption(picture: Picture, shown: Sequence[int], num_rows: int, num_columns:
 
 def rank_ranges(ranks: Sequence[int]) -> str:
     """`0-3,8` of 0, 1, 2, 3, 8."""
-    # Along consecutive ranks, what a rank is above its place in the list stays the same.
-    runs = groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0])
-    spans = [[rank for _, rank in run] for _, run in runs]
-    return ",".join(f"{s[0]}" if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in spans)
+    return ",".join(ranges_of(ranks))

@@ -12,8 +12,7 @@ from typing import Any
 from torch import nn
 
 from shardweave.backends.batch.rows import LOCAL, grown
-from shardweave.backends.step.step import AUTOGRAD
-from shardweave.backends.step.step_call import StepCall
+from shardweave.backends.step.step_call import AUTOGRAD, StepCall
 from shardweave.driver.step.precision import AUTOCAST, inputs_in_precision
 from shardweave.driver.step.request import Request
 from shardweave.ir.capture.arguments import named_arguments, taken_apart

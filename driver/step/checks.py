@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+import os
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from numbers import Integral, Real
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -14,19 +19,22 @@ from torch.optim import Optimizer
 from shardweave.backends.batch.rows import GLOBAL, LOCAL
 from shardweave.backends.registry import BACKENDS
 from shardweave.backends.state.state import state_of
-from shardweave.backends.step.step import AUTOGRAD, IN_CALL
+from shardweave.backends.step.step_call import AUTOGRAD, IN_CALL
+from shardweave.driver.artifact.artifact import Artifact
 from shardweave.driver.artifact.options import with_artifact
 from shardweave.driver.processes import world
 from shardweave.driver.step.precision import check_precision, reducing_in
 from shardweave.driver.step.request import (
     DEFAULT_PLAN,
     OUTPUTS,
+    CompileOptions,
     Request,
     check_given_alone,
     loaded,
     mesh_for,
 )
-from shardweave.ir.capture.arguments import check_batch, check_loss
+from shardweave.ir.capture.arguments import check_example, check_loss
+from shardweave.ir.program.program import Program
 from shardweave.planners.planning import check_resolvable
 from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS
 
@@ -39,8 +47,9 @@ def check_request(request: Request, *, is_ahead: bool = False) -> Request:
     Raises ValueError or TypeError for models that cannot be compiled, and for options that have no
     effect or exclude each other.
     """
+    _check_types(request)
+    check_example(request.model, request.args, request.kwargs or {})
     _check_model(request.model)
-    check_batch(request.args)
     if request.backend not in BACKENDS:
         raise ValueError(
             f"backend '{request.backend}' is unknown; use one of {', '.join(BACKENDS)}."
@@ -60,7 +69,42 @@ def check_request(request: Request, *, is_ahead: bool = False) -> Request:
     if request.reduce_dtype is not None and checked.devices.num_devices > 1:
         checked = replace(checked, passes=reducing_in(request.reduce_dtype, request.passes))
     _check_options(checked)
+    _check_optimizers(checked)
     return checked
+
+
+_KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "bool": (lambda value: isinstance(value, bool | np.bool_), "True or False"),
+    "int": (lambda value: isinstance(value, Integral) and not isinstance(value, bool), "an int"),
+    "float": (
+        lambda value: isinstance(value, Real) and not isinstance(value, bool) and float(value) >= 0,
+        "a number of 0 or more",
+    ),
+    "str": (lambda value: isinstance(value, str), "text"),
+    "Path": (lambda value: isinstance(value, os.PathLike), "a path"),
+    "Program": (lambda value: isinstance(value, Program), "a Program"),
+    "Artifact": (lambda value: isinstance(value, Artifact), "an Artifact"),
+    "torch.device": (lambda value: isinstance(value, torch.device), "a torch.device"),
+    "torch.dtype": (lambda value: isinstance(value, torch.dtype), "a torch.dtype"),
+    "None": (lambda value: value is None, "None"),
+}
+"""By the name of a type in an option's annotation: a test of its values, and words for them."""
+
+
+def _check_types(request: Request) -> None:
+    """Raise ValueError for an option of the types in `_KINDS` that has a value of none of them."""
+    for option in fields(CompileOptions):
+        names = str(option.type).split(" | ")
+        value = getattr(request, option.name)
+        if _KINDS.keys() >= {*names} and not any(_KINDS[name][0](value) for name in names):
+            expected = " or ".join(_KINDS[name][1] for name in names)
+            raise ValueError(f"{option.name}={reprlib.repr(value)} must be {expected}.")
+    try:
+        torch.device(request.device or "cpu")
+    except RuntimeError:
+        raise ValueError(
+            f"device={str(request.device)!r} is no device of torch; give cpu, cuda, or cuda:0."
+        ) from None
 
 
 def _as_optimizers(given: Any) -> tuple[Optimizer, ...]:
@@ -72,6 +116,17 @@ def _as_optimizers(given: Any) -> tuple[Optimizer, ...]:
                 f"optimizers: a {type(optimizer).__name__} is not a torch.optim.Optimizer."
             )
     return optimizers
+
+
+def _check_optimizers(request: Request) -> None:
+    """Raise ValueError for an optimizer that would train nothing of the model."""
+    own = {id(parameter) for parameter in request.model.parameters()}
+    for optimizer in cast("tuple[Optimizer, ...]", request.optimizers):
+        if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+            raise ValueError(
+                f"optimizers: the {type(optimizer).__name__} holds no parameter of the model, as "
+                "if it were made for a copy; make it of model.parameters()."
+            )
 
 
 def _check_planned(request: Request) -> None:

@@ -13,8 +13,7 @@ from shardweave.backends.state.files import values_in_files
 from shardweave.backends.state.initial import initial_values
 from shardweave.backends.step.bound import BoundProgram, device_of
 from shardweave.backends.step.compiled_module import CompiledModule
-from shardweave.backends.step.step import AUTOGRAD, Step
-from shardweave.backends.step.step_call import StepCall
+from shardweave.backends.step.step_call import AUTOGRAD, StepCall
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import require_same, require_same_model
 from shardweave.driver.artifact.precompile import start_from
@@ -27,6 +26,7 @@ from shardweave.driver.step.precision import cast_parameters, dtype_named
 from shardweave.driver.step.programs import CompiledPrograms, seed_of
 from shardweave.driver.step.request import Request
 from shardweave.driver.step.request_text import describe_request
+from shardweave.driver.step.step import Step
 from shardweave.ir.capture.observed.loose_tensors import register_constants
 
 

@@ -15,15 +15,13 @@ from shardweave.backends.registry import BACKENDS
 from shardweave.backends.state.places import in_modes
 from shardweave.backends.step.bound import device_of
 from shardweave.backends.step.compiled_module import as_plain
-from shardweave.backends.step.step import IN_CALL
-from shardweave.backends.step.step_call import StepCall
+from shardweave.backends.step.step_call import IN_CALL, StepCall
 from shardweave.backends.watch import watchdog
 from shardweave.driver.processes import world
 from shardweave.driver.step.binding import example_call
 from shardweave.driver.step.lowering_notes import idle_axes, undivided, unread, without_rules
-from shardweave.driver.step.plan_choice import choose_plan
 from shardweave.driver.step.precision import in_precision
-from shardweave.driver.step.request import Request
+from shardweave.driver.step.request import DEFAULT_PLAN, Request
 from shardweave.ir.capture.outputs import Outputs
 from shardweave.ir.dialects.types import form_of
 from shardweave.ir.mesh.mesh import Mesh
@@ -42,7 +40,13 @@ from shardweave.passes.stages.batches import JoinedMicroBatches
 from shardweave.planners.lowering.other_shapes import in_one_micro_batch
 from shardweave.planners.lowering.partition import partition
 from shardweave.planners.lowering.plan_passes import plan_passes
+from shardweave.planners.lowering.stages.choose import with_pipeline
+from shardweave.planners.megatron.planner import EXPERT
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_check import check_recomputed, check_stages
+from shardweave.planners.plan.zero import DATA_AXIS
+from shardweave.planners.planning import plan as planned
+from shardweave.planners.planning import resolve_plan
 from shardweave.planners.registry import PLANNERS
 
 if TYPE_CHECKING:
@@ -175,6 +179,46 @@ def capture_call(request: Request, call: StepCall) -> Captured:
     with in_modes(*of_model):
         captured = capture_step(model, call.form, _examples(request, call), kind)
     return replace(captured, seconds=perf_counter() - start_s)
+
+
+def choose_plan(program: Program, request: Request) -> Plan | None:
+    """Return the plan to follow; None if there is nothing to shard and no plan is given. For a
+    cluster a planner (by default `auto`) makes the plan, and may choose the mesh."""
+    given, is_sequential = request.plan, request.sequence_parallel
+    if request.cluster is not None:
+        planner = given if isinstance(given, str) else ""
+        options: dict[str, Any] = {"sequence_parallel": True} if is_sequential else {}
+        assert request.mesh is None or isinstance(request.mesh, Mesh)
+        chosen = planned(program, request.mesh, planner, cluster=request.cluster, **options)
+        return with_pipeline(chosen, program, Mesh(**chosen.mesh))
+    if given is None and request.devices.num_devices == 1 and not (is_sequential or request.zero):
+        return None
+    resolved = resolve_plan(
+        DEFAULT_PLAN if given is None else given,
+        program,
+        request.devices,
+        sequence_parallel=is_sequential,
+    )
+    check_stages(resolved, program, (name for name, _ in request.model.named_modules() if name))
+    check_recomputed(resolved, program)
+    if request.zero:
+        resolved = _in_shards(resolved, request)
+    return with_pipeline(resolved, program, request.devices)
+
+
+def _in_shards(plan: Plan, request: Request) -> Plan:
+    """Add the requested ZeRO stage to a plan. Raises ValueError if the plan cannot have it."""
+    if request.devices.num_devices > 1 and {DATA_AXIS, EXPERT}.isdisjoint(request.devices.names):
+        raise ValueError(
+            f"zero={request.zero} shards parameters over the axis '{DATA_AXIS}', which the mesh "
+            f"{request.devices} does not have; add the axis to the mesh, or leave zero out."
+        )
+    if plan.zero not in (0, request.zero):
+        raise ValueError(
+            f"the plan has zero={plan.zero}, but zero={request.zero} is given; give one of them "
+            "only."
+        )
+    return replace(plan, zero=request.zero)
 
 
 def lowered_step(request: Request, call: StepCall) -> Lowered:

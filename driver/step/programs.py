@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from shardweave.backends.batch.replicas import ADVICE
 from shardweave.backends.batch.rows import LocalRows, axes_of_rows
 from shardweave.backends.distributed.distributed import DistributedBackend
 from shardweave.backends.step.autograd import check_required
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.compiled_module import as_written
-from shardweave.backends.step.step import AUTOGRAD
-from shardweave.backends.step.step_call import StepCall
-from shardweave.backends.step.step_programs import OPTIONS, Programs, Stored
+from shardweave.backends.step.step_call import AUTOGRAD, StepCall
 from shardweave.driver.processes import world
 from shardweave.driver.step.binding import Binding, gives_rows
 from shardweave.driver.step.lowering import (
     Lowered,
+    Stored,
     capture_call,
     lower,
     made_here,
@@ -35,9 +36,16 @@ from shardweave.driver.step.settings import ABSENT, Settings, Snapshot, changes
 from shardweave.ir.capture.arguments import Form, taken_apart
 from shardweave.ir.capture.outputs import chosen_loss
 from shardweave.ir.dialects.types import form_of
+from shardweave.ir.inspect.stats import stats
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.notes import say, warn
+from shardweave.ir.program.staged import ops_of_parts
 from shardweave.passes.notes import PlanNote
+from shardweave.planners.cost.quantity import bytes_text
 from shardweave.planners.lowering.other_shapes import fit_plan
+
+OPTIONS = ("accumulate", "loss_scale")
+"""Arguments of a call that the step takes, unless the model's forward has one of the same name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,14 +61,15 @@ class _Kept:
     unread: frozenset[str] = frozenset()
 
 
-class CompiledPrograms(Programs):
+class CompiledPrograms:
     """Cache of a model's programs by the form, shapes and modes of calls, all on the same tensors.
 
     Evicts the least recently used program. Compiling is collective. A program is compiled again if
     a setting of the model that it depends on has changed.
 
-    call, lowered, first: the example's call, and its program as lowered and as loaded. kept: calls
-    and their programs to start with; by default the example's alone.
+    call, lowered, first: the example's call, and its program as lowered and as loaded, by whose
+    shardings parameters are sharded. kept: calls and their programs to start with; by default the
+    example's alone.
     """
 
     def __init__(
@@ -78,9 +87,14 @@ class CompiledPrograms(Programs):
         self.first = first
         self.seed = seed
         self.autocast = AUTOCAST.get(request.precision)
+        """Dtype of autocast for calls outside of torch.autocast."""
         self.full_outputs = request.outputs == "full" or (
             request.outputs is None and request.backward == AUTOGRAD and not first.takes_loss
         )
+        self.rows: LocalRows | None = None
+        """Joins the rows of all ranks, if each rank gives its own."""
+        self.own_rows = False
+        """Whether each rank gets only its rows of outputs."""
         if gives_rows(request):
             cut = self.row_axes("")
             assert isinstance(first.backend, DistributedBackend)
@@ -94,15 +108,15 @@ class CompiledPrograms(Programs):
         self._note(lowered)
         self._settings = Settings(request.model, request.loss)
         kept, now = [(call, first)] if kept is None else kept, self._settings.now()
-        self._kept = OrderedDict((of.key, _Kept(of, bound, now)) for of, bound in kept)
-        self._set_aside: dict[Any, list[_Kept]] = {}
-        """By key of a call: programs for settings that it had before."""
+        self._kept = OrderedDict((of.key, [_Kept(of, bound, now)]) for of, bound in kept)
+        """By key of a call, its programs: the last is for the settings that it had last."""
         self._dropped: set[Any] = set()
         self._first_call = call
         self._ahead = {self._shape_key(call)}
         self._forms = parameter_forms(request.model)
 
     def in_eager(self, call: StepCall, inputs: Mapping[str, Tensor]) -> Any:
+        """Run the model's own code eagerly, with these inputs."""
         model, choice = self.request.model, self.request.loss
         args, kwargs = call.form.arguments(tuple(inputs.values()))
         cast = call.autocast or torch.get_default_dtype()
@@ -118,30 +132,52 @@ class CompiledPrograms(Programs):
         return chosen_loss(output, choice) if is_alone else output
 
     def copied(self, model: nn.Module) -> CompiledPrograms:
+        """Return the programs for a deep copy of the model; they share those compiled so far."""
         now = self._settings.now()
-        kept = [each for each in self._kept.values() if each.settings.is_same(now)]
+        last = [programs[-1] for programs in self._kept.values()]
+        kept = [(each.call, each.bound) for each in last if each.settings.is_same(now)]
         request = replace(self.request, model=model)
         first = self._first_call, self.lowered, self.first
-        return CompiledPrograms(request, *first, self.seed, [(k.call, k.bound) for k in kept])
+        return CompiledPrograms(request, *first, self.seed, kept)
 
     def taken_apart(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_whole: bool = True
     ) -> tuple[Form, dict[str, Tensor]]:
+        """Split arguments into their form and tensors by name. is_whole: refuse missing ones."""
         form, inputs = taken_apart(*self._binding.bound(args, kwargs, is_whole=is_whole))
         # A batch of rows is put together of the tensors that are given.
         return form, inputs_in_precision(inputs, self.request.precision) if is_whole else inputs
 
     def names(self) -> list[str]:
+        """Return the names of the inputs in the model's forward."""
         return list(dict.fromkeys([*self._binding.names, *self.first.inputs]))
 
     def kept(self) -> list[tuple[str, BoundProgram]]:
+        """Return the programs, each with a text that says which calls it runs."""
         return [
             (f"{kept.call.mode}, {kept.call.shapes_text}", kept.bound)
-            for key, current in self._kept.items()
-            for kept in (*self._set_aside.get(key, ()), current)
+            for programs in self._kept.values()
+            for kept in programs
         ]
 
+    def joined(self, call: StepCall) -> StepCall:
+        """Make the call of the global batch from a call with this rank's rows. Collective."""
+        return call if self.rows is None else self.rows.joined(call)
+
+    @property
+    def advice(self) -> str:
+        """Advice for ranks that give different inputs."""
+        return ADVICE if self.rows is None else self.rows.advice
+
+    def row_axes(self, name: str) -> tuple[str, ...]:
+        """Return the mesh axes that shard dim 0 of an input, given its name in programs. For an
+        input that the first program lacks, these are the axes of all its inputs."""
+        inputs = {n: s for (kind, n), s in self.first.shardings.items() if kind == "input"}
+        chosen = [inputs[name]] if name in inputs else list(inputs.values())
+        return tuple(dict.fromkeys(p.axis for s in chosen if s.dims for p in s.dims[0]))
+
     def say_rows(self) -> None:
+        """Tell the user that inputs, equal on all ranks, were taken for the global batch."""
         mesh = self.first.program.mesh
         if self.request.batch is None and mesh and axes_of_rows(mesh) and world.rank() == 0:
             say(
@@ -153,6 +189,7 @@ class CompiledPrograms(Programs):
     # Finding
 
     def find(self, call: StepCall, stored: Stored) -> BoundProgram:
+        """Return the program that runs a call, compiled now if there is none yet. Collective."""
         bound = self._found(call, stored)
         if bound.draws and self._torch_seed is not None:
             self._check_seed()
@@ -174,60 +211,47 @@ class CompiledPrograms(Programs):
         if self.request.program is not None:
             _check_given(self.first, call)
             return self.first
-        key = call.key
-        kept = self._kept.get(key)
-        if kept is None:
+        programs = self._kept.get(call.key)
+        if programs is None:
             self._check_allowed(call)
             return self._compile(call, stored)
-        self._kept.move_to_end(key)
-        now = self._settings.now()
-        if kept.settings.is_same(now):
-            return kept.bound
-        changed = changes(kept.settings, now)
-        why = [f"{place} {how}" for place, how in changed.items() if place not in kept.unread]
-        if not why:
-            self._kept[key] = replace(kept, settings=now)
-            return kept.bound
-        self._set_aside.setdefault(key, []).append(kept)
-        again = self._with_settings(key, now)
-        if again is not None:
-            self._kept[key] = again
-            return again.bound
+        self._kept.move_to_end(call.key)
+        last, now = programs[-1], self._settings.now()
+        if last.settings.is_same(now):
+            return last.bound
+        for kept in reversed(programs):
+            if not changes(kept.settings, now).keys() - kept.unread:
+                programs.remove(kept)
+                programs.append(replace(kept, settings=now))
+                return kept.bound
         self._check_allowed(call)
         made = made_here(self.request, call, partial(self._lowered, call=call, stored=stored))
-        if str(made.program) != str(kept.bound.program):
+        changed = changes(last.settings, now)
+        if str(made.program) != str(last.bound.program):
+            why = [f"{place} {how}" for place, how in changed.items() if place not in last.unread]
             return self._compile(call, stored, ", ".join(why), lambda: made)
-        self._set_aside[key].remove(kept)
         # The program turns out not to read what was changed, perhaps on this rank alone: it stays,
         # and that is not looked at again for it. An attribute that hides the class's may have the
         # same value.
-        old, new = kept.settings.by_place(), now.by_place()
-        unread = kept.unread.union(p for p in changed if ABSENT not in (old[p], new[p]))
+        old, new = last.settings.by_place(), now.by_place()
+        unread = last.unread.union(p for p in changed if ABSENT not in (old[p], new[p]))
         self._settings.look()
-        self._kept[key] = replace(kept, settings=self._settings.now(), unread=unread)
-        return kept.bound
-
-    def _with_settings(self, key: Any, now: Snapshot) -> _Kept | None:
-        """Take back a set-aside program whose settings, except unread ones, equal `now`."""
-        before = self._set_aside[key]
-        for kept in reversed(before):
-            if not changes(kept.settings, now).keys() - kept.unread:
-                before.remove(kept)
-                return replace(kept, settings=now)
-        return None
+        programs[-1] = replace(last, settings=self._settings.now(), unread=unread)
+        return last.bound
 
     def compile_ahead(self, call: StepCall, stored: Stored) -> BoundProgram:
+        """Call `find` for a call that will be made later; with dynamic=False, allow its shapes."""
         self._ahead.add(self._shape_key(call))
         return self._found(call, stored)
 
     def forget(self) -> None:
+        """Drop the compiled programs. Raises ValueError if the step runs a given program."""
         if self.request.program is not None:
             raise ValueError(
                 "the model runs the program given to sw.compile, which recompile() cannot "
                 "compile anew; remove the call, or compile without `program`."
             )
         self._kept.clear()
-        self._set_aside.clear()
 
     def _shape_key(self, call: StepCall) -> Any:
         return call.form, tuple((t.shape, t.dtype) for t in call.inputs.values())
@@ -250,7 +274,7 @@ class CompiledPrograms(Programs):
         """Compile a call's program and keep it. Collective. made: lowers it on this rank."""
         start_s = time.perf_counter()
         last = next(reversed(self._kept.values()), None)
-        why = why or (difference(last.call, call) if last else "asked for by recompile()")
+        why = why or (difference(last[-1].call, call) if last else "asked for by recompile()")
         if call.key in self._dropped:
             why += (
                 ". It was compiled before, and dropped: the last "
@@ -318,13 +342,14 @@ class CompiledPrograms(Programs):
 
     def _keep(self, call: StepCall, bound: BoundProgram) -> None:
         self._settings.look()
-        self._kept[call.key] = _Kept(call, bound, self._settings.now())
-        if self._set_aside.get(call.key) and len(self.kept()) > self.request.max_programs:
-            del self._set_aside[call.key][0]
-        elif len(self.kept()) > self.request.max_programs:
-            dropped = self._kept.popitem(last=False)[0]
-            self._set_aside.pop(dropped, None)
-            self._dropped.add(dropped)
+        programs = self._kept.setdefault(call.key, [])
+        programs.append(_Kept(call, bound, self._settings.now()))
+        if sum(map(len, self._kept.values())) <= self.request.max_programs:
+            return
+        if len(programs) > 1:
+            del programs[0]
+        else:
+            self._dropped.add(self._kept.popitem(last=False)[0])
 
 
 def _check_given(bound: BoundProgram, call: StepCall) -> None:
@@ -374,3 +399,28 @@ def difference(before: StepCall, call: StepCall) -> str:
     if before.tangents != call.tangents:
         return "gradients of other outputs come in"
     return "other parameters or inputs require gradients"
+
+
+def summary_of(
+    mesh: Mesh,
+    parameters: Iterable[Tensor],
+    programs: Sequence[tuple[str, BoundProgram]],
+    notes: Sequence[str],
+) -> str:
+    """Describe the mesh, the bytes of parameters, each program's collectives, and the notes."""
+    tensors = list(parameters)
+    whole = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    here = sum(
+        tensor.to_local().nbytes if isinstance(tensor, DTensor) else tensor.nbytes
+        for tensor in tensors
+    )
+    lines = [
+        f"mesh {mesh}" if mesh.axes else "one device",
+        f"{len(tensors)} parameters of {bytes_text(whole)}, {bytes_text(here)} in this process",
+    ]
+    for what, bound in programs:
+        collectives = stats(bound.program).collectives
+        sent = [f"{c.count} {c.kind} over {', '.join(c.axes)} ({c.phase})" for c in collectives]
+        num_ops = sum(1 for _ in ops_of_parts(bound.program))
+        lines.append(f"{what}: {num_ops} ops; {'; '.join(sent) or 'no collectives'}")
+    return "\n".join([*lines, *(f"note: {note}" for note in notes)])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,14 +100,29 @@ def taken_apart(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Form, d
     return form, tensors
 
 
-def check_batch(args: Any) -> None:
-    """Raises TypeError for an example batch that is not a sequence of positional arguments."""
+def check_example(model: Any, args: Any, kwargs: Any) -> None:
+    """Raises TypeError for a model that is no module, and for an example batch that is not a
+    sequence of positional arguments and a mapping of named ones."""
+    if not isinstance(model, nn.Module):
+        what = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise TypeError(
+            f"the model is {what}, not an instance of nn.Module; give a module whose forward "
+            "computes the loss or the outputs."
+        )
     if isinstance(args, Tensor):
         raise TypeError("the example's args are a tensor; give a tuple of arguments, as in (x,).")
     if isinstance(args, Mapping):
         raise TypeError(
             "the example's args are a dict; give arguments by name as kwargs=, or as (batch,) if "
             "forward takes the dict itself."
+        )
+    if isinstance(args, str) or not isinstance(args, Iterable):
+        raise TypeError(
+            f"the example's args are {args!r:.50}; give a tuple of arguments, as in (x,)."
+        )
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise TypeError(
+            f"the example's kwargs are {kwargs!r:.50}; give a dict of arguments by name."
         )
 
 

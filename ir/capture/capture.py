@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from shardweave.ir.capture.arguments import Form, check_batch, named_arguments
+from shardweave.ir.capture.arguments import Form, check_example, named_arguments
 from shardweave.ir.capture.fx_import import import_graph
 from shardweave.ir.capture.module_tree import block_paths
 from shardweave.ir.capture.outputs import Kind, Outputs
@@ -53,7 +53,7 @@ def capture(
     distributions such as `torch.multinomial`, untraceable code; TypeError for arguments that
     forward does not take.
     """
-    check_batch(args)
+    check_example(model, args, kwargs or {})
     named = tuple(args), dict(kwargs or {})
     with suppress(TypeError):  # `trace` raises a clearer error
         named = named_arguments(inspect.signature(model.forward), *named)

@@ -170,12 +170,19 @@ class Wrapped(nn.Module):
             output = (loss, output)
         elif self.kind.has_gradients and not self.kind.tangents:
             loss = chosen_loss(output, self.choice, is_needed=self.kind.tangents is None)
+        if self.kind.tangents is not None and isinstance(loss, Tensor) and not loss.requires_grad:
+            loss = None  # a metric, say: gradients may arrive for other outputs
         if not self.kind.has_gradients:
             return (output,)
         if self.kind.tangents or (loss is None and self.kind.tangents is not None):
             return (self._cut(output),)
         if loss is None:
             raise ValueError(NO_LOSS)
+        if not isinstance(loss, Tensor):
+            raise ValueError(
+                f"the loss is a {type(loss).__name__}; return a tensor, computed from the model's "
+                "outputs."
+            )
         if loss.ndim:
             raise ValueError(
                 f"the loss has shape {tuple(loss.shape)}; reduce it to a scalar (.mean())."

@@ -148,7 +148,7 @@ class _Question:
             if isinstance(seat, tuple):
                 factor, stride = seat
                 cuts[factor].append(Placement(axis, self.mesh.size(axis), stride))
-        factors = tuple(ordered(cut) for cut in cuts)
+        factors = tuple(self.rule.completed(map(ordered, cuts)))
         if not all(map(self.rule.can_cut, range(len(factors)), factors)):
             return None
         carried = tuple(axis for axis, seat in seats.items() if seat == "carry")
@@ -203,7 +203,7 @@ class _Question:
         for axis, (factor, stride) in seats.items():
             if axis in produced.unreduced and produced.reduction == "sum":
                 cuts[factor] = (*cuts[factor], Placement(axis, self.mesh.size(axis), stride))
-        hinted = self.rule.dims_of(self.rule.results[index], cuts)
+        hinted = self.rule.dims_of(self.rule.results[index], self.rule.completed(cuts))
         dims = tuple(ordered({*a, *b}) for a, b in zip(produced.dims, hinted, strict=True))
         if all(map(fits, dims, self.result_shapes[index])):
             return Sharding(dims)

@@ -51,7 +51,7 @@ def fitting_factors(
                 return Misfit("is cut where the op needs it whole", index)
             return Misfit(f"result {after} is cut where the op cannot cut it")
         factors = [ordered({*x, *y}) if y else x for x, y in zip(factors, cuts, strict=True)]
-    axes = [placement.axis for cut in factors for placement in cut]
+    axes = [placement.axis for placement in rule.placements(factors)]
     if len(set(axes)) != len(axes):
         twice = sorted({axis for axis in axes if axes.count(axis) > 1})
         return Misfit(f"its operands cut different dims over {twice}")

@@ -119,7 +119,7 @@ class Padding:
         uneven = _uneven(form)
         if not uneven:
             return form
-        lost = _lost(rule, uneven)
+        lost = uneven & {f for dims in rule.results for f in rule.lost(dims, form.placements)}
         values = list(form.operands)
         for index, dims in enumerate(rule.operands):
             for dim, names in enumerate(dims):
@@ -185,12 +185,6 @@ class _Place:
 def _uneven(form: Localizer) -> frozenset[int]:
     pairs = enumerate(zip(form.placements, form.sizes, strict=True))
     return frozenset(factor for factor, (cut, size) in pairs if not is_even(cut, size))
-
-
-def _lost(rule: Rule, uneven: frozenset[int]) -> frozenset[int]:
-    """The factors in `uneven` that some result lacks, because the op reduces over them."""
-    kept = [{f for names in dims for f in names} for dims in rule.results]
-    return frozenset(factor for factor in uneven if any(factor not in left for left in kept))
 
 
 def _identities(

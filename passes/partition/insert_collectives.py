@@ -17,12 +17,9 @@ from xdsl.ir import Block, Operation, SSAValue
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import (
     describe,
-    set_sharding_attrs,
     set_shardings,
-    sharding_attrs_of,
 )
 from shardweave.ir.dialects.aten import AtenOp, create
-from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.builder import Builder
 from shardweave.ir.dialects.types import AnyTensor, shape_of, tensor_type_of, with_shape
 from shardweave.ir.mesh.placement import Sharding
@@ -91,20 +88,14 @@ class _Partition:
         made = form.clone() if is_plain else list(cast("Localize", rule.localize)(form))
         self.padding.note(form, rule, made)
         assert [r.type for r in made] == types, f"local form of {op.name} has wrong types"
+        given = {v: (s, shape_of(r)) for v, s, r in zip(made, results, op.results, strict=True)}
+        for owner in dict.fromkeys(value.owner for value in made):
+            # Some results of the last ops of a local form may be no shards of the op's results.
+            if isinstance(owner, Operation) and all(own in given for own in owner.results):
+                set_shardings(owner, *zip(*(given[own] for own in owner.results), strict=True))
         for new, old, sharding in zip(made, op.results, results, strict=True):
-            self._annotate(new, old, sharding)
             new.name_hint = old.name_hint
             self._define(old, new, sharding)
-
-    def _annotate(self, result: SSAValue, old: SSAValue, sharding: Sharding) -> None:
-        owner = result.owner
-        assert isinstance(owner, Operation)
-        shape = shape_of(old)
-        if len(owner.results) == 1:
-            set_shardings(owner, [sharding], [shape])
-            return
-        known = sharding_attrs_of(owner) or ()
-        set_sharding_attrs(owner, [*known, ShardingAttr.of(sharding, shape)])
 
     def _reshard(self, op: dist.ReshardOp) -> None:
         (source,), (goal,) = op.operands, self._results(op)

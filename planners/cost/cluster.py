@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import networkx
 
 Points = tuple[tuple[float, float], ...]
 """A curve as (x, y) with growing x > 0; between points it is interpolated on log axes."""
@@ -222,33 +218,6 @@ class Cluster:
                 f"{self.num_devices}; use a smaller mesh, or more nodes (a larger "
                 "'count' in a cluster's file, or NAME:nodes=N of a preset)."
             )
-
-    def graph(self) -> networkx.Graph[str]:
-        """The topology as a graph of devices, nodes and the network switch; edges carry
-        `bandwidth_bytes_s`.
-
-        Names are `device 3`, `node 0`, `node 0 island 1` (per size of island) and `network`.
-        """
-        import networkx
-
-        graph: networkx.Graph[str] = networkx.Graph()
-        for upper, lower, bandwidth in self._edges():
-            graph.add_edge(upper, lower, bandwidth_bytes_s=bandwidth)
-        return graph
-
-    def _edges(self) -> Iterator[tuple[str, str, float]]:
-        rank = 0
-        for index, node in enumerate(self._node_list):
-            name = f"node {index}"
-            if self.num_nodes > 1:
-                yield "network", name, node.network_bandwidth_bytes_s
-            for place in range(node.devices):
-                device = f"device {rank}"
-                rank += 1
-                yield name, device, node.bandwidth_bytes_s
-                for island in node.islands:
-                    hub = f"{name} island {place // island.devices} of {island.devices}"
-                    yield hub, device, island.bandwidth_bytes_s
 
 
 def interpolate(points: Points, x: float) -> float:

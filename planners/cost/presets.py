@@ -31,6 +31,11 @@ def find_cluster(cluster: Cluster | str | Path) -> Cluster:
     """
     if isinstance(cluster, Cluster):
         return cluster
+    if not isinstance(cluster, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ClusterError(
+            f"the cluster is a {type(cluster).__name__}; give a preset's name, the path of a file, "
+            "or a Cluster."
+        )
     name, _, options = str(cluster).partition(":")
     is_file = isinstance(cluster, Path) or cluster.endswith((".yaml", ".yml")) or "/" in name
     if is_file and not (options and Path(name).is_file()):

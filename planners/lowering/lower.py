@@ -6,18 +6,15 @@ verification, observers and notes, so that they price the program that runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from xdsl.passes import ModulePass
 
-from shardweave.ir.by_identity import ByIdentity
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.text import without_gc
 from shardweave.passes.pipeline import PassPipeline
-from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.workload import Workload, workload_of
 from shardweave.planners.lowering.apply_plan import annotate_shardings
 from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.lowering.stages.cut_stages import store_stages
@@ -50,7 +47,6 @@ class Lowerings:
     program: Program
     most: int | None = None
     made: dict[str, Program] = field(default_factory=dict[str, Program])
-    _works: ByIdentity[Workload] = field(default_factory=ByIdentity[Workload])
 
     @staticmethod
     def of(program: Program | Lowerings) -> Lowerings:
@@ -71,22 +67,6 @@ class Lowerings:
         return self._remembered(
             f"blocking {plan.to_json()}", lambda: self._lowered(plan, PlanPasses.of(plan).own_last)
         )
-
-    def workload(
-        self, plan: Plan | None, cluster: Cluster, like: Hashable = None, mesh: Mesh | None = None
-    ) -> Workload:
-        """Costs of the blocks of a plan's `blocking` program (without a plan: the global one),
-        cached.
-
-        like: cache key that stands for `cluster`, for clusters on which blocks cost the same; None:
-        the cluster's identity.
-        """
-        key = plan and plan.to_json(), like or id(cluster), mesh
-        work = self._works.find(key)
-        if work is None:
-            program = self.blocking(plan) if plan else self.program
-            work = self._works.keep(key, workload_of(program, cluster, mesh), cluster)
-        return work
 
     def _remembered(self, key: str, make: Callable[[], Program]) -> Program:
         self.made[key] = self.made.pop(key, None) or make()

@@ -25,7 +25,6 @@ from shardweave.planners.schedules.uneven import shares_text
 
 PARTITIONING = (
     "split-addmm",
-    "repeat-key-heads",
     "block-experts",
     "add-pending-sums",
     "propagate-shardings",
@@ -146,7 +145,7 @@ def _partitioning(plan: Plan) -> list[ModulePass]:
     for name in PARTITIONING:
         is_loaded = name == "block-experts" and plan.expert_load != 1
         passes.append(_make(name, **({"load": plan.expert_load} if is_loaded else {})))
-        if name == "repeat-key-heads" and plan.attention_parts > 1:
+        if name == "split-addmm" and plan.attention_parts > 1:
             passes.append(_make("split-attention", parts=plan.attention_parts))
         if name == "propagate-shardings" and plan.loss_chunks > 1:
             passes.append(_make("chunk-loss", chunks=plan.loss_chunks))

@@ -21,7 +21,7 @@ from shardweave.planners.cost.quantity import counted, gib, seconds_text
 from shardweave.planners.lowering.lower import RECENT, Lowerings
 from shardweave.planners.oases.chain import MEMORY_PARTS, Chain, ChainCosts, linearise, runs
 from shardweave.planners.oases.degree import Axes, DegreeSpace, plan_of_degrees
-from shardweave.planners.oases.dp import Solution, solve_chain
+from shardweave.planners.oases.dp import Path, Solution, solve_chain
 from shardweave.planners.oases.program import ChainOptions, chain_of_program
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Predicted
@@ -30,8 +30,6 @@ from shardweave.planners.predict.predict import predict_plan, with_candidates
 TOP = 4
 """Paths of the chain's order that are simulated before single blocks are changed: a start that is
 good by another path than the first. Not tuned."""
-
-Path = tuple[int, ...]
 
 
 def refined(

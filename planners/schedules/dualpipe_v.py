@@ -6,7 +6,7 @@ there follow each other here; the compute of one hides the communication of the 
 
 from __future__ import annotations
 
-from shardweave.planners.schedules.table import Action, Kind, Table
+from shardweave.planners.schedules.table import Action, Kind, RankPasses, Table
 
 
 def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
@@ -17,19 +17,16 @@ def dualpipe_v(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
             f"schedule 'dualpipe-v' on {ranks} ranks needs at least {2 * ranks} micro-batches, "
             f"found {micro_batches}; use more micro-batches, or 'zero-bubble-v'."
         )
-    return tuple(_Rank(rank, ranks, micro_batches).actions() for rank in range(ranks))
+    return tuple(_Rank(rank, ranks, micro_batches).order() for rank in range(ranks))
 
 
-class _Rank:
+class _Rank(RankPasses):
     def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
+        super().__init__()
         self.rank, self.ranks, self.micro_batches = rank, ranks, micro_batches
         self.first, self.last = rank, 2 * ranks - 1 - rank
-        self.order: list[Action] = []
-        self.done: dict[tuple[int, Kind], int] = {}
-        self.left: list[tuple[int, int]] = []
-        """(Stage, micro-batch) of the weight gradients that are still to be computed."""
 
-    def actions(self) -> tuple[Action, ...]:
+    def order(self) -> tuple[Action, ...]:
         behind = self.ranks - self.rank - 1
         for _ in range(2 * behind):
             self.add(self.first, "F")
@@ -50,7 +47,7 @@ class _Rank:
             self.add(self.last, "F")
             self.add(self.first, "B")
         self.cool_down(behind)
-        return tuple(self.order)
+        return tuple(self.actions)
 
     def cool_down(self, behind: int) -> None:
         """Add the last backward passes; the second half of them defer their weight gradients."""
@@ -69,14 +66,9 @@ class _Rank:
         for _ in range(count):
             self.add_weights()
 
-    def add(self, stage: int, kind: Kind) -> None:
-        counted: Kind = "I" if kind == "B" else kind
-        number = self.done[stage, counted] = self.done.get((stage, counted), -1) + 1
-        self.order.append(Action(stage, kind, number))
-        if kind == "I":
-            self.left.append((stage, number))
-
     def add_weights(self) -> None:
-        if self.left:
-            stage, number = self.left.pop(0)
-            self.order.append(Action(stage, "W", number))
+        """Add the oldest weight gradient that is still to be computed."""
+        inputs = [action.stage for action in self.actions if action.kind == "I"]
+        done = sum(action.kind == "W" for action in self.actions)
+        if done < len(inputs):
+            self.add(inputs[done], "W")

@@ -116,6 +116,14 @@ def most_weight_passes_in_flight(table: Table) -> int:
 
 def time_of(table: Table, num_stages: int, costs: PassCosts) -> float:
     """Seconds until the last rank is done, if each rank starts its next pass once it can."""
+    return max(end_s for *_, end_s in times_of(table, num_stages, costs))
+
+
+def times_of(
+    table: Table, num_stages: int, costs: PassCosts
+) -> Iterator[tuple[int, Action, float, float]]:
+    """Yield (rank, action, start, end in seconds) of all passes, if each rank starts its next pass
+    once it can. Raises ValueError for a deadlock."""
     done: dict[tuple[int, str, int], tuple[int, float]] = {}
     free = [0.0] * len(table)
     for rank, action in actions_in_order(table, num_stages):
@@ -129,7 +137,7 @@ def time_of(table: Table, num_stages: int, costs: PassCosts) -> float:
         end_s = start_s + sum(costs.pass_s((stage, rank), part) for part in parts)
         done |= {(stage, part, number): (rank, end_s) for part in parts}
         free[rank] = end_s
-    return max(free)
+        yield rank, action, start_s, end_s
 
 
 def _split(table: Table) -> Table:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
+from itertools import chain
 
-from shardweave.planners.schedules.table import Action, Table
+from shardweave.planners.schedules.table import Action, Kind, Table
 
 
 def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
@@ -20,6 +21,15 @@ def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
     return tuple(table)
 
 
+def alternating(
+    forward: Sequence[Action], backward: Sequence[Action], ahead: int
+) -> tuple[Action, ...]:
+    """Order a rank's passes: `ahead` forward passes, then both kinds in turn, then the rest."""
+    ahead = min(ahead, len(forward))
+    turns = chain.from_iterable(zip(forward[ahead:], backward, strict=False))
+    return (*forward[:ahead], *turns, *backward[len(forward) - ahead :])
+
+
 def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
     """Make the 1F1B table: a forward pass per later stage, then both kinds in turn, then the rest.
     Source: Narayanan et al. 2021, Sec. 2.2."""
@@ -28,11 +38,7 @@ def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) ->
     for rank in range(ranks):
         forward = [Action(rank, "F", number) for number in range(micro_batches)]
         backward = [Action(rank, "B", number) for number in range(micro_batches)]
-        ahead = min(ranks - 1 - rank, micro_batches)
-        actions = forward[:ahead]
-        for first, other in zip(forward[ahead:], backward, strict=False):
-            actions += (first, other)
-        table.append((*actions, *backward[micro_batches - ahead :]))
+        table.append(alternating(forward, backward, ranks - 1 - rank))
     return tuple(table)
 
 
@@ -49,14 +55,16 @@ def round_size(ranks: int, micro_batches: int) -> int:
 
 
 def passes(
-    rank: int, ranks: int, micro_batches: int, chunks: int, *, is_forward: bool
-) -> Iterator[tuple[int, int]]:
-    """Yield a rank's passes in order, as (stage, micro-batch): a round through each chunk."""
-    size = round_size(ranks, micro_batches)
-    for first in range(0, micro_batches, size):
-        for chunk in range(chunks) if is_forward else reversed(range(chunks)):
-            for number in range(first, first + size):
-                yield chunk * ranks + rank, number
+    kind: Kind, rank: int, ranks: int, micro_batches: int, chunks: int, size: int
+) -> list[Action]:
+    """List a rank's passes of a kind in order: a round of `size` micro-batches through each chunk,
+    from the first chunk if they are forward."""
+    return [
+        Action(chunk * ranks + rank, kind, number)
+        for first in range(0, micro_batches, size)
+        for chunk in (range(chunks) if kind == "F" else reversed(range(chunks)))
+        for number in range(first, first + size)
+    ]
 
 
 def interleaved(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
@@ -64,12 +72,7 @@ def interleaved(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
     table: list[tuple[Action, ...]] = []
     size = round_size(ranks, micro_batches)
     for rank in range(ranks):
-        arguments = rank, ranks, micro_batches, chunks
-        forward = [Action(s, "F", n) for s, n in passes(*arguments, is_forward=True)]
-        backward = [Action(s, "B", n) for s, n in passes(*arguments, is_forward=False)]
-        ahead = min((chunks - 1) * size + 2 * (ranks - 1 - rank), len(forward))
-        actions = forward[:ahead]
-        for first, other in zip(forward[ahead:], backward, strict=False):
-            actions += (first, other)
-        table.append((*actions, *backward[len(forward) - ahead :]))
+        arguments = rank, ranks, micro_batches, chunks, size
+        ahead = (chunks - 1) * size + 2 * (ranks - 1 - rank)
+        table.append(alternating(passes("F", *arguments), passes("B", *arguments), ahead))
     return tuple(table)

@@ -6,6 +6,7 @@ contiguous group of layers; a rank may hold several stages, called chunks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -26,6 +27,24 @@ class Action(NamedTuple):
 
 Table = tuple[tuple[Action, ...], ...]
 """Passes of each rank, first to last."""
+
+
+class RankPasses:
+    """The passes of one rank, each of which takes its stage's next micro-batch of that kind."""
+
+    def __init__(self) -> None:
+        self.actions: list[Action] = []
+        self._ran: Counter[tuple[int, str]] = Counter()
+
+    def ran(self, stage: int, kind: str) -> int:
+        """Number of passes of a stage of kind F, I or W so far; B is both of the latter."""
+        return self._ran[stage, kind]
+
+    def add(self, stage: int, *kinds: Kind) -> None:
+        for kind in kinds:
+            action = Action(stage, kind, self.ran(stage, "I" if kind == "B" else kind))
+            self.actions.append(action)
+            self._ran.update((stage, part) for _, part, _ in gives_of(action))
 
 
 def actions_in_order(table: Table, num_stages: int) -> list[tuple[int, Action]]:

@@ -12,6 +12,7 @@ from itertools import accumulate
 
 from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, PlanError
 from shardweave.planners.schedules.list_order import list_table
+from shardweave.planners.schedules.one_forward_one_backward import alternating
 from shardweave.planners.schedules.schedules import LIST, find_schedule
 from shardweave.planners.schedules.table import Action, Table
 
@@ -71,13 +72,9 @@ def _one_forward_one_backward(shares: Shares) -> list[list[Action]]:
     behind = list(accumulate(len(own) for own in reversed(shares)))[::-1]
     rows: list[list[Action]] = []
     for stage, ranks in enumerate(behind):
-        ahead = min(ranks, count)
-        actions = [Action(stage, "F", number) for number in range(ahead)]
-        for number in range(count):
-            actions.append(Action(stage, "B", number))
-            if ahead + number < count:
-                actions.append(Action(stage, "F", ahead + number))
-        rows.append(actions)
+        forward = [Action(stage, "F", number) for number in range(count)]
+        backward = [Action(stage, "B", number) for number in range(count)]
+        rows.append([*alternating(forward, backward, ranks - 1)])
     return rows
 
 

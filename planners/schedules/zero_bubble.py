@@ -7,29 +7,15 @@ twice as many forward passes ahead; ZB-V (Sec. 6) places the two chunks of each 
 from __future__ import annotations
 
 from shardweave.planners.schedules.one_forward_one_backward import passes, round_size
-from shardweave.planners.schedules.table import Action, Kind, Table
+from shardweave.planners.schedules.table import Action, Kind, RankPasses, Table
+
+KINDS: tuple[Kind, ...] = ("F", "I", "W")
 
 
 def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
     """Make the ZB-H1 table: 1F1B in which rank r defers weight gradients by r micro-batches. No
     rank holds more micro-batches than the first rank does in 1F1B."""
-    size = round_size(ranks, micro_batches)
-    table: list[tuple[Action, ...]] = []
-    for rank in range(ranks):
-        arguments = rank, ranks, micro_batches, chunks
-        forward = [Action(s, "F", n) for s, n in passes(*arguments, is_forward=True)]
-        backward = list(passes(*arguments, is_forward=False))
-        ahead = min((chunks - 1) * size + ranks - 1 - rank, len(forward))
-        actions = forward[:ahead]
-        left = list(backward)
-        for index, (stage, number) in enumerate(backward):
-            actions += forward[ahead + index : ahead + index + 1]
-            actions.append(Action(stage, "I", number))
-            if index >= rank:
-                actions.append(Action(left[0][0], "W", left.pop(0)[1]))
-        actions += [Action(stage, "W", number) for stage, number in left]
-        table.append(tuple(actions))
-    return tuple(table)
+    return _deferring(ranks, micro_batches, chunks, round_size(ranks, micro_batches), 1)
 
 
 def zero_bubble_h2(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
@@ -39,17 +25,23 @@ def zero_bubble_h2(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
     - 1 micro-batches; in 1F1B the first rank holds `ranks`.
     """
     assert chunks == 1
+    return _deferring(ranks, micro_batches, chunks, micro_batches, 2)
+
+
+def _deferring(ranks: int, micro_batches: int, chunks: int, size: int, factor: int) -> Table:
+    """Make the table in which rank r runs `factor` (ranks - 1 - r) passes more ahead than its
+    chunks need, and defers W by `factor` r. size: as for `passes`."""
     table: list[tuple[Action, ...]] = []
     for rank in range(ranks):
-        forward = [Action(rank, "F", number) for number in range(micro_batches)]
-        weights = [Action(rank, "W", number) for number in range(micro_batches)]
-        ahead, behind = 2 * (ranks - 1 - rank), 2 * rank
+        arguments = rank, ranks, micro_batches, chunks, size
+        forward, inputs, weights = (passes(kind, *arguments) for kind in KINDS)
+        ahead, behind = (chunks - 1) * size + factor * (ranks - 1 - rank), factor * rank
         actions = forward[:ahead]
-        for number in range(micro_batches):
-            actions += forward[ahead + number : ahead + number + 1]
-            actions.append(Action(rank, "I", number))
-            actions += weights[number - behind : number - behind + 1] if number >= behind else []
-        table.append((*actions, *weights[max(0, micro_batches - behind) :]))
+        for index, action in enumerate(inputs):
+            actions += forward[ahead + index : ahead + index + 1]
+            actions.append(action)
+            actions += weights[index - behind : index - behind + 1] if index >= behind else []
+        table.append((*actions, *weights[max(0, len(weights) - behind) :]))
     return tuple(table)
 
 
@@ -72,20 +64,11 @@ def _rank(rank: int, ranks: int, micro_batches: int) -> tuple[Action, ...]:
     return tuple(action for action in made.actions if action.micro_batch < micro_batches)
 
 
-class _Rank:
+class _Rank(RankPasses):
     def __init__(self, rank: int, ranks: int, micro_batches: int) -> None:
+        super().__init__()
         self.first, self.last = rank, 2 * ranks - 1 - rank
         self.count = max(2 * ranks - 1, micro_batches)
-        self.actions: list[Action] = []
-        self.done: dict[tuple[int, Kind], int] = {}
-
-    def add(self, stage: int, *kinds: Kind) -> None:
-        for kind in kinds:
-            self.actions.append(Action(stage, kind, self.ran(stage, kind)))
-            self.done[stage, kind] = self.ran(stage, kind) + 1
-
-    def ran(self, stage: int, kind: Kind) -> int:
-        return self.done.get((stage, kind), 0)
 
     def warm_up(self, behind: int, before: int) -> None:
         for _ in range(2 * behind - 1):

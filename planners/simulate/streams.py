@@ -11,20 +11,17 @@ import math
 from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 
 @dataclass(eq=False)
 class Flight:
-    """A collective in flight. start_s, end_s: times at which it begins to move data, and ends.
-
-    devices: the devices that take part, if several are simulated. is_compute: whether it stands for
-    compute on them, not communication. slowdown: factor on the time of concurrent compute.
-    """
+    """A collective in flight. resources: the stream and links that it occupies. start_s, end_s:
+    times at which it begins to move data, and ends. slowdown: factor on the time of concurrent
+    compute."""
 
     resources: tuple[Hashable, ...]
     left_s: float
-    devices: tuple[Hashable, ...] = ()
-    is_compute: bool = False
     slowdown: float = 1.0
     start_s: float = -1.0
     end_s: float = -1.0
@@ -34,6 +31,9 @@ class Flight:
         return self.end_s >= 0
 
 
+_Flight = TypeVar("_Flight", bound=Flight)
+
+
 @dataclass(eq=False)
 class Streams:
     """State of a rank's compute stream and of its collectives in flight.
@@ -41,14 +41,13 @@ class Streams:
     slowdown: factor on compute time while a collective without a slowdown of its own moves data (of
     several, the largest counts). link_slowdown: factor on the time of collectives while the device
     computes. now_s: current time of the compute stream. lost_s: seconds that compute lost to
-    concurrent collectives. landed: flights that ended since the last `advance`.
+    concurrent collectives.
     """
 
     slowdown: float = 1.0
     link_slowdown: float = 1.0
     now_s: float = 0.0
     lost_s: float = 0.0
-    landed: list[Flight] = field(default_factory=list[Flight])
     _active: list[Flight] = field(default_factory=list[Flight])
     _queues: dict[Hashable, deque[Flight]] = field(default_factory=dict[Hashable, "deque[Flight]"])
 
@@ -74,20 +73,17 @@ class Streams:
         self.now_s = max(self.now_s, end_s)
 
     def start(
-        self,
-        seconds: float,
-        resources: Iterable[Hashable],
-        devices: tuple[Hashable, ...] = (),
-        *,
-        is_compute: bool = False,
-        slowdown: float | None = None,
+        self, seconds: float, resources: Iterable[Hashable], *, slowdown: float | None = None
     ) -> Flight:
-        """Start a collective that occupies a stream and links (`resources`) for `seconds`. devices,
-        is_compute: see `Flight`; `advance` uses them. slowdown: None: `self.slowdown`."""
+        """Start a collective that occupies a stream and links (`resources`) for `seconds`.
+        slowdown: None: `self.slowdown`."""
         if seconds == math.inf:
             raise ValueError("a link of the cluster has no bandwidth; give it one above 0.")
         beside = self.slowdown if slowdown is None else slowdown
-        flight = Flight(tuple(resources), seconds, devices, is_compute, beside)
+        return self.launch(Flight(tuple(resources), seconds, beside))
+
+    def launch(self, flight: _Flight) -> _Flight:
+        """Let a flight begin once its resources are free."""
         is_free = True
         for resource in flight.resources:
             queue = self._queues.setdefault(resource, deque())
@@ -104,38 +100,6 @@ class Streams:
             self._advance(first_s, first_s, True)
         self.now_s = max(self.now_s, flight.end_s)
         return self.now_s
-
-    def advance(self) -> list[Flight]:
-        """Let time pass until some flight ends; returns the flights that ended since the last call.
-
-        For simulations of several devices, which model compute as flights too: a device's compute
-        and its communication slow each other down.
-        """
-        if not self.landed:
-            factors = self._factors()
-            pairs = list(zip(self._active, factors, strict=True))
-            elapsed_s = min(flight.left_s * factor for flight, factor in pairs)
-            self.now_s += elapsed_s
-            for flight, factor in pairs:
-                flight.left_s -= elapsed_s / factor
-            self._land()
-        landed, self.landed = self.landed, []
-        return landed
-
-    def _factors(self) -> list[float]:
-        """Factor by which concurrent flights slow down each active flight."""
-        busy = {device for flight in self._active if flight.is_compute for device in flight.devices}
-        linked: dict[Hashable, float] = {}
-        for flight in self._active:
-            if not flight.is_compute:
-                for device in flight.devices:
-                    linked[device] = max(flight.slowdown, linked.get(device, 1.0))
-        return [
-            max((linked.get(device, 1.0) for device in flight.devices), default=1.0)
-            if flight.is_compute
-            else (1.0 if busy.isdisjoint(flight.devices) else self.link_slowdown)
-            for flight in self._active
-        ]
 
     def _begin(self, flight: Flight) -> None:
         flight.start_s = self.now_s
@@ -163,7 +127,6 @@ class Streams:
         """Free the resources of flights that ended, and begin the flights that waited for them."""
         for flight in done:
             flight.end_s = self.now_s
-        self.landed += done
         waiting: dict[Flight, None] = {}
         for flight in done:
             for resource in flight.resources:

@@ -18,12 +18,10 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.aten import AtenOp
-from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import DimSharding, Placement
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.rules import Rule, rule_of
-from shardweave.ir.sharding.rules.attention import queries_rule, shares_key_heads
 from shardweave.planners.structure.linear_maps import (
     Cut,
     LinearMap,
@@ -250,7 +248,7 @@ class _Analysis:
         self._adopt(op, rule, cuts, sources)
 
     def _follow(self, op: AtenOp, labels: Mapping[int, Label]) -> None:
-        rule = self._rule(op)
+        rule = rule_of(op)
         sources = frozenset[AtenOp]().union(*(label.sources for label in labels.values()))
         self._join(sources)
         seats = {self._seat(rule, index, label) for index, label in labels.items()}
@@ -271,11 +269,6 @@ class _Analysis:
             blocked = rule.factors[factor].reduction is None and not (product and product.plain)
             (self.dead if blocked else self.ended).update(sources)
             self.ends.append((op, sources))
-
-    def _rule(self, op: AtenOp) -> Rule:
-        """Sharding rule of an op; of attention with too few key heads, as if repeated."""
-        few = shares_key_heads(op) and shape_of(op.operands[1])[1] % self.size
-        return queries_rule(op) if few else rule_of(op)
 
     def _join(self, sources: frozenset[AtenOp]) -> None:
         """Record that these maps must be cut together or not at all."""

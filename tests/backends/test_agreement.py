@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from shardweave.backends.batch.replicas import CHECK
 from shardweave.backends.watch.agreement import (
-    MESSAGE_BYTES,
     AgreementError,
     broadcast_from_rank_0,
     first_difference,
@@ -117,7 +116,7 @@ def mixed() -> list[list[Tensor]]:
     results: list[list[Tensor]] = []
     for seed in (dist.get_rank(), 0):
         torch.manual_seed(seed)
-        large = torch.rand(MESSAGE_BYTES // 8 + 3, dtype=torch.float64)
+        large = torch.rand(2**22 + 3, dtype=torch.float64)
         tensors = [
             torch.rand(3),
             torch.rand(5) > 0.5,

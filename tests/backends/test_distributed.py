@@ -27,8 +27,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from shardweave.backends.emit.emit import emit
 from shardweave.backends.state.checkpoint import checkpointable
 from shardweave.backends.step.compiled_module import CompiledModule
-from shardweave.backends.step.step import Step
 from shardweave.driver.models.models import build_example
+from shardweave.driver.step.step import Step
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.mesh.mesh import Mesh

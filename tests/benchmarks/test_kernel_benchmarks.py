@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         ("kernels", "would time 8 kernels in bfloat16 at 4096x1024 beside eager, Inductor and"),
         ("step_gpu", "would time steps of GPT-2-medium blocks and Llama-1B blocks (2 layers, 256"),
+        ("gpu_exact", "would check 35 steps and collectives beside eager"),
+        ("gpu", "would check, beside eager, GPT, Llama, BERT, T5, U-Net, CNN, Mixtral on ATen"),
     ],
 )
 def test_benchmark_of_a_gpu_says_without_one_what_it_would_measure(
@@ -33,6 +35,7 @@ def test_benchmark_of_a_gpu_says_without_one_what_it_would_measure(
 ) -> None:
     file = ROOT / "benchmarks" / f"{name}.py"
     monkeypatch.setattr("sys.argv", [str(file), "--quick"])
+    monkeypatch.delitem(sys.modules, "gpu_exact", raising=False)
     monkeypatch.setattr("sys.path", [str(file.parent), *sys.path])  # as Python does for a script
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(file), run_name="__main__")
@@ -43,7 +46,7 @@ def test_benchmark_of_a_gpu_says_without_one_what_it_would_measure(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["kernels", "step_gpu"])
+@pytest.mark.parametrize("name", ["gpu_exact", "kernels", "step_gpu"])
 def test_benchmark_runs_on_a_gpu(name: str, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     done = subprocess.run(

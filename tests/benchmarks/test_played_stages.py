@@ -13,9 +13,9 @@ from shardweave.benchmarks.stages.played import played_stages
 from shardweave.benchmarks.stages.stages import Stage, placed_stages
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
-from shardweave.planners.cost.cluster import Cluster, NodeType, PlacedCluster, likeness
+from shardweave.planners.cost.cluster import Cluster, NodeType, PlacedCluster
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.workload import Workload
+from shardweave.planners.cost.workload import Workload, workload_of
 from shardweave.planners.lowering.lower import Lowerings
 from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan import Plan
@@ -61,7 +61,7 @@ def stages_of(plan: Plan, on: Cluster) -> list[Stage]:
     piece = micro_batch_plan(plan, program())
 
     def read(placed: PlacedCluster, mesh: Mesh) -> Workload:
-        return lowerings().workload(piece, placed, (id(on), likeness(placed)), mesh)
+        return workload_of(lowerings().blocking(piece), placed, mesh)
 
     return placed_stages(plan, on, read)
 

@@ -3,14 +3,16 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from shardweave.driver.cli import main
 from shardweave.driver.models.models import build_example
 from shardweave.driver.processes.launch import WorkerError
-from shardweave.driver.profile import profile, profile_ops
+from shardweave.driver.profile import profile, profile_gpu, profile_ops
 from shardweave.driver.profile.profile import cluster_of, profile_machine, profiled_programs
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.dialects.types import shape_of
@@ -131,6 +133,52 @@ def test_ops_by_size_are_measured_in_the_work_of_the_cost_model(
     found = profile_ops.measure_ops()
     assert found["aten.mm"] == [(2 * 32**3, 1.0)]
     assert found["aten.add.Tensor"] == found["default"] == [(3 * 4 * 2**12, 1.0)]
+
+
+def test_a_gpu_is_measured_as_a_device_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, which says that every call takes a millisecond, a hundredth of it of overhead."""
+
+    def measured(call: Callable[[], object]) -> float:
+        call()
+        return 1e-5 if call.func is torch.neg and call.args[0].dim() == 0 else 1e-3  # pyright: ignore[reportFunctionMemberAccess]
+
+    for name, value in {
+        "device_s": measured,
+        "SIZES": (16, 32, 64),
+        "LARGE": 64,
+        "SEQUENCES": (8, 16),
+        "COPIED_BYTES": 2**14,
+        "_host_bandwidth": lambda: 5e10,
+    }.items():
+        monkeypatch.setattr(profile_gpu, name, value)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=2**36)
+    )
+    record = {"gpu": profile_gpu.measure_gpu(), "measured": {}, "collectives": []}
+    cluster = parse_cluster(cluster_text(cluster_of(record, "mine", 1, 1)))
+    (device,) = cluster.devices.values()
+    assert (device.name, device.memory_bytes) == ("A GPU", 2**36)
+    assert device.flops["bfloat16"] == pytest.approx(2 * 64**3 / 0.99e-3)
+    assert device.memory_bandwidth_bytes_s == pytest.approx(2 * 2**14 / 0.99e-3)
+    program = step(
+        "    param %w : tensor<32x32xbf16>\n    input %x : tensor<32x32xbf16>\n"
+        "    %a = aten.mm(%x, %w) : tensor<32x32xbf16>\n    output %a"
+    )
+    assert simulate(program, cluster).compute_s == pytest.approx(1e-3)
+
+
+@pytest.mark.gpu
+def test_profile_of_a_gpu_predicts_a_step_there(tmp_path: Path) -> None:
+    example = build_example("gpt:layers=2,hidden=1024,heads=16,vocab=1024", dtype=torch.bfloat16)
+    program = capture(example.module, kwargs=example.kwargs)
+    cluster = profile_machine(1, [program])
+    (device,) = cluster.devices.values()
+    assert device.name == torch.cuda.get_device_name()
+    assert len(device.measured) > 20
+    assert 0 < simulate(program, cluster).time_s < 0.1
 
 
 def test_launcher_gets_the_number_of_each_rank_from_its_shell() -> None:

@@ -13,7 +13,7 @@ from xdsl.dialects import builtin
 from xdsl.passes import ModulePass
 
 import shardweave as sw
-from shardweave.driver.checking.prover import ProvedPassError
+from shardweave.driver.checking.validate import ProvedPassError
 from shardweave.driver.cli import main
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import set_sharding_attrs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,16 @@ from xdsl.dialects.builtin import StringAttr
 import shardweave as sw
 from shardweave.backends.emit.attention import plain_attention
 from shardweave.backends.reference.reference import run_reference
+from shardweave.backends.state.saved_state import read_index, take_apart
+from shardweave.backends.step.step import Step
+from shardweave.backends.watch.watchdog import TIMEOUT, timeout_of
 from shardweave.driver.explore import explore
 from shardweave.driver.models.hf import build_hf
 from shardweave.driver.models.models import build_example
 from shardweave.driver.step.precision import reducing_in
 from shardweave.ir.mesh.effect import Effect
 from shardweave.ir.mesh.mesh import MOST_DEVICES, Axis, Mesh
+from shardweave.ir.proof.ops import check_order
 from shardweave.ir.proof.prove import prove
 from shardweave.passes.pipeline import as_mesh
 from shardweave.planners.cost.cluster import Cluster
@@ -28,6 +33,7 @@ from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.stages.choose import devices_of_plan
 from shardweave.planners.lowering.stages.cut_stages import STAGES, stored_stages
 from shardweave.planners.plan.plan import Plan
+from shardweave.planners.plan.plan_names import parse_sharding
 from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.planners.planning import resolve_plan
 from shardweave.planners.predict.predict import predict_plan
@@ -82,6 +88,12 @@ def with_stages(stages: str) -> sw.Program:
     return program
 
 
+def waiting_for_nothing() -> tuple[Any, dict[Any, Any]]:
+    """A wait, and the values that the ops before it have made."""
+    ops = list(step(STARTED, "tensor=2", local=True).ops)
+    return ops[2], {value: None for op in ops[:2] for value in op.results}
+
+
 def grouped_mm(*, rows: int, starts: list[Any], ends: list[Any]) -> Tensor:
     """The op on tensors without values."""
     numbers = (torch.tensor(each).to("meta") for each in (starts, ends))
@@ -99,6 +111,7 @@ def cluster_of(node: str) -> Cluster:
 
 
 HALVES = torch.zeros(1, 1, 2, 4)
+ONE_HEAD, TWO_HEADS = (torch.empty(1, heads, 2, 4, device="meta") for heads in (1, 2))
 FOUR_GROUPS = torch.empty(4, dtype=torch.int64, device="meta").expand(2, 4)
 
 REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
@@ -215,6 +228,47 @@ REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
         lambda: cluster_of("devices: 1, count: 2"),
         "nic_bandwidth_bytes_s",
     ),
+    "mesh of torch without names": (
+        lambda: as_mesh(SimpleNamespace(mesh_dim_names=None)),  # pyright: ignore[reportArgumentType]
+        "the DeviceMesh has no names for its dims",
+    ),
+    "sub-batches of a planner": (
+        lambda: sw.plan(step(SMALL), "data=2", "oases", cluster="testbed", batch_split=3),
+        "batch_split=3, expected 2, .* or 1, for no split",
+    ),
+    "shards of a dim that does not divide": (
+        lambda: parse_sharding('[{"data"}, {}]:strides', (3, 4), Mesh(data=2), "input 'x'"),
+        "input 'x': .* is not a sharding",
+    ),
+    "axis that the mesh lacks": (
+        lambda: parse_sharding('[{"tensor"}, {}]', (4, 4), Mesh(data=2), "input 'x'"),
+        r"input 'x' of shape \[4, 4\]: .*tensor",
+    ),
+    "entry that pickles to code": (
+        lambda: take_apart({"hook": print}).index(),
+        "entry 'hook' of the state cannot be saved: .*Save numbers, text and tensors",
+    ),
+    "index of a lost tensor": (
+        lambda: read_index(take_apart({"m": nn.Linear(1, 1)}).index(), ["m/bias"]),
+        "its index lists tensor 'm/weight', but its files do not hold it",
+    ),
+    "model that is not compiled": (
+        lambda: Step.of(nn.Linear(1, 1)),
+        "Linear is not compiled; call sw.compile on it first",
+    ),
+    "odd channels": (lambda: build_example("unet:channels=3"), "unet: channels=3 is odd"),
+    "more groups than there are": (
+        lambda: grouped_mm(rows=4, starts=[0] * 5, ends=[4] * 5),
+        "starts has 5 groups, more than groups=4",
+    ),
+    "heads of keys that do not divide": (
+        lambda: torch.ops.shardweave.attention(ONE_HEAD, TWO_HEADS, TWO_HEADS),
+        "keys must have the queries' samples, and a divisor of their heads",
+    ),
+    "message that is not started": (
+        lambda: check_order(*waiting_for_nothing(), set()),
+        "waits for no started collective; start one before it",
+    ),
     "batch by position and by name": (
         lambda: compiled().local_batch(torch.ones(4, 4), x=torch.ones(4, 4)),
         "local_batch: give all inputs by position, or all by keyword",
@@ -228,6 +282,55 @@ def test_mistake_is_named_in_one_line(name: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+WRONG_OPTIONS: Mapping[str, tuple[Any, str]] = {
+    "args": (3, "the example's args are 3; give a tuple"),
+    "kwargs": ({1: 2}, "the example's kwargs are {1: 2}; give a dict of arguments by name"),
+    "plan": ([], "the plan is a list; give a planner's name, the path"),
+    "plan ": ({3: "[{}]"}, "must map parameter names to shardings, .* but '3' maps to something"),
+    "cluster": ({}, "the cluster is a dict; give a preset's name"),
+    "passes": (None, "passes are a NoneType; give text such as 'cse,dce'"),
+    "zero": ("2", "zero='2' must be an int"),
+    "validate": ("no", "validate='no' must be True or False"),
+    "train": (1, "train=1 must be True or False or None"),
+    "seed": (1.5, "seed=1.5 must be an int or None"),
+    "timeout": (float("nan"), "timeout=nan must be a number of 0 or more or None"),
+    "weights": (3, "weights=3 must be a path or text or None"),
+    "program": (["a"], r"program=\['a'\] must be a Program or a path or text or None"),
+    "artifact": (3, "artifact=3 must be an Artifact or a path or text or None"),
+    "precision": (torch.bfloat16, "precision=torch.bfloat16 must be text or None"),
+    "reduce_dtype": (3, "reduce_dtype=3 must be a torch.dtype or text or None"),
+    "device": ("gpu", "device='gpu' is no device of torch; give cpu, cuda, or cuda:0"),
+    "optimizers": (
+        torch.optim.SGD(Loss().parameters(), 0.1),
+        "the SGD holds no parameter of the model, as if it were made for a copy",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_OPTIONS)
+def test_option_of_a_wrong_type_is_named_with_what_it_takes(name: str) -> None:
+    value, message = WRONG_OPTIONS[name]
+    given: dict[str, Any] = {"args": (torch.ones(4, 4),), "mesh": "data=2", name.strip(): value}
+    with pytest.raises((ValueError, TypeError), match=message):
+        sw.compile(Loss(), **given, backend="reference")
+
+
+@pytest.mark.parametrize(("model", "name"), [(Loss, "the class Loss"), (len, "builtin_func")])
+def test_model_that_is_no_module_is_refused(model: Any, name: str) -> None:
+    for make in (sw.capture, sw.compile):
+        with pytest.raises(TypeError, match=f"the model is {name}.*, not an instance of nn.Module"):
+            make(model, (torch.ones(4, 4),))
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
+def test_timeout_that_cannot_be_waited_is_named(text: str, monkeypatch: Any) -> None:
+    monkeypatch.setenv(TIMEOUT, text)
+    with pytest.raises(ValueError, match=f"{TIMEOUT} is '{text}', expected the number of seconds"):
+        timeout_of(None)
+    with pytest.raises(ValueError, match=r"timeout is 1e\+30, expected .* at most 1e\+08"):
+        timeout_of(1e30)
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from xdsl.passes import ModulePass
 
 import shardweave as sw
 from shardweave.backends.reference.reference import run_reference
-from shardweave.driver.checking.in_float64 import in_float64
 from shardweave.driver.checking.sample import sample_values
 from shardweave.driver.checking.validate import (
     TooLargeError,
     ValidationError,
     Validator,
     find_differences,
+    in_float64,
 )
 from shardweave.driver.cli import main
 from shardweave.driver.models.twin import twin_spec

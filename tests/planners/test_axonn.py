@@ -12,7 +12,7 @@ from shardweave.backends.reference.reference import run_reference
 from shardweave.benchmarks.axonn_literal import aware_links, rank_literally
 from shardweave.benchmarks.axonn_planner import captured as stack
 from shardweave.benchmarks.axonn_planner import gpt_model
-from shardweave.driver.checking.in_float64 import in_float64
+from shardweave.driver.checking.validate import in_float64
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.dist import StartedOp, WaitOp
 from shardweave.ir.mesh.mesh import Mesh

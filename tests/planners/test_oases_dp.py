@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 
@@ -57,10 +58,11 @@ def test_too_small_budget_names_the_smallest_shortfall_and_its_parts() -> None:
 def test_models_of_table_6_are_planned_within_the_budget(hidden: int) -> None:
     model = model_of(hidden)
     chain = chain_of(model, "3090")
+    start_s = time.process_time()
     found = solve_chain(chain, BUDGET_BYTES)
+    assert time.process_time() - start_s < 1
     assert len(found.degrees) == 2 * model.layers
     assert found.memory_bytes <= BUDGET_BYTES
-    assert found.num_labels < 20_000
 
 
 def test_best_degrees_of_the_published_profile_are_these() -> None:

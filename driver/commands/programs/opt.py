@@ -43,8 +43,7 @@ def add_parser(commands: Commands) -> None:
 
 def opt_command(options: argparse.Namespace) -> int:
     """Run passes over a program."""
-    from shardweave.driver.checking.prover import Prover
-    from shardweave.driver.checking.validate import LIMIT, Validator
+    from shardweave.driver.checking.validate import LIMIT, Prover, Validator
     from shardweave.driver.commands.read_programs import read, write
     from shardweave.ir.verify.program import check
     from shardweave.passes.observers import Observers, PassWatch

@@ -7,76 +7,30 @@ product with an addend is a sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from xdsl.dialects import func
-from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import annotate, arguments_of, describe
 from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.kernel import FusedOp
-from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
+from shardweave.ir.dialects.types import shape_of, tensor_type
 from shardweave.ir.ops.registry import first_of_attention, is_attention, is_positional, spec_of
 from shardweave.ir.ops.spec import Product
 from shardweave.ir.proof.model.local_forms import OpForm
 from shardweave.ir.proof.model.pieces import Pieces
 from shardweave.ir.proof.ops import check_order, draws, dtype_kind_of, is_cast, signs_of
-from shardweave.ir.sharding.rules.attention import POSITIONS, shares_key_heads
-
-HEADS = 1
-"""The dim of heads."""
-
-FormOf = Callable[[AtenOp, Sequence[int]], list[int]]
-Alias = tuple[AtenOp, list[int], list[int]]
-"""An op, the expression numbers of its operands, and the known numbers of its results."""
-
-
-def repeated_heads(
-    op: AtenOp, operands: Sequence[int], results: Sequence[int], form: FormOf
-) -> Iterator[Alias]:
-    """Yield ops that compute a grouped-query attention's results from repeated key heads."""
-    first = first_of_attention(op)
-    heads = shape_of(op.operands[first])[HEADS]
-    shared = heads // shape_of(op.operands[first + 1])[HEADS]
-    (index,) = form(range_to(heads), [])
-    count: Attribute = tensor_type((heads,), torch.int64)
-    mode = {"other": shared, "rounding_mode": "floor"}
-    (index,) = form(_op("aten.div.Scalar_mode", [count], count, **mode), [index])
-    types, numbers = [value.type for value in op.operands], list(operands)
-    for at in (first + 1, first + 2):
-        shape = list(shape_of(op.operands[at]))
-        shape[HEADS] = heads
-        wide = tensor_type(shape, dtype_of_value(op.operands[at]))
-        select = _op("aten.index_select", [types[at], count], wide, dim=HEADS)
-        (numbers[at],) = form(select, [numbers[at], index])
-        types[at] = wide
-    made = list(op.result_types)
-    if first:
-        made[1:] = types[first + 1 : first + 3]
-    block = Block(arg_types=types)
-    wide_op = type(op).create(operands=block.args, result_types=made, properties=op.properties)
-    if not first:
-        yield wide_op, numbers, list(results)
-        return
-    gradients = form(wide_op, numbers)
-    yield wide_op, numbers, [results[0], *gradients[1:]]
-    for at in (1, 2):
-        narrow = op.results[at].type
-        back = _op("aten.index_select_backward", [made[at], count], narrow, dim=HEADS)
-        yield back, [gradients[at], index], [results[at]]
+from shardweave.ir.sharding.rules.attention import POSITIONS
 
 
 def range_to(count: int) -> AtenOp:
     """Return an `arange` op of the int64 values 0 to `count` - 1."""
-    return _op("aten.arange.start_step", [], tensor_type((count,), torch.int64), start=0, step=1)
-
-
-def _op(name: str, operands: Sequence[Attribute], result: Attribute, **values: Any) -> AtenOp:
-    return create(name, Block(arg_types=operands).args, [result], values)
+    type_ = tensor_type((count,), torch.int64)
+    return create("aten.arange.start_step", [], [type_], {"start": 0, "step": 1})
 
 
 Shape = tuple[int, ...]
@@ -175,9 +129,6 @@ class Expressions:
             # Queries and keys may be given by their positions.
             count = shape_of(op.operands[first_of_attention(op)])[POSITIONS]
             self.form(range_to(count), [])
-        if shares_key_heads(op):
-            for alias, inputs, results in repeated_heads(op, operands, numbers, self.form):
-                self.form(alias, inputs, results)
         return numbers
 
     def form(

@@ -156,7 +156,10 @@ def _cuts(rule: Rule, operands: Sequence[Sharding]) -> list[DimSharding] | Refus
         for index in owners:
             if not stands_for(read[index][factor], cuts[factor]):
                 return Refusal("is not cut as the other operands are", index)
-    return cuts
+    whole = rule.completed(cuts)
+    if not all(map(stands_for, cuts, whole)):
+        return Refusal("has operands that are not cut in the same groups")
+    return whole
 
 
 def _is_free(cut: DimSharding) -> bool:
@@ -244,7 +247,7 @@ def _name_lost(
 
 def _problem(rule: Rule, cuts: Sequence[DimSharding], carried: Sequence[str]) -> Refusal | None:
     """Explain why an op's factors cannot be sharded so; None if they can."""
-    named = [p.axis for cut in cuts for p in cut if not is_free(p)]
+    named = [p.axis for p in rule.placements(cuts) if not is_free(p)]
     twice = sorted({axis for axis in named if named.count(axis) > 1})
     if twice:
         return Refusal(f"has operands that are cut in different dims over {', '.join(twice)}")

@@ -85,21 +85,19 @@ def problem_of_padding(
         return None
     for index, part in enumerate(parts):
         fill = part.held.fill
-        for dim, wanted in _needed(op, rule, uneven, index):
+        for dim, wanted in _needed(op, rule, cuts, index):
             if fill is None or fill.value != wanted or dim not in fill.dims:
                 return Refusal(f"has padding in dim {dim} that is not known to be {wanted}", index)
     return None
 
 
-def _needed(
-    op: AtenOp, rule: Rule, uneven: frozenset[int], index: int
-) -> Iterator[tuple[int, float]]:
+def _needed(op: AtenOp, rule: Rule, cuts: Cuts, index: int) -> Iterator[tuple[int, float]]:
     """Yield each dim of operand `index` whose padding affects the result, and its needed value."""
     dtype = dtype_of_value(op.operands[index])
     is_index = spec_of(op).has_indices and index > 0 and not dtype.is_floating_point
     for dim, names in enumerate(rule.operands[index]):
-        for factor in uneven.intersection(names):
-            is_lost = any(all(factor not in own for own in dims) for dims in rule.results)
+        for factor in uneven_factors(rule, cuts).intersection(names):
+            is_lost = any(factor in rule.lost(dims, cuts) for dims in rule.results)
             if is_index:
                 yield dim, 0
             elif is_lost and not (spec_of(op).is_lookup and index == 0):

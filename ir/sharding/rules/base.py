@@ -64,7 +64,10 @@ class Rule:
     operands, results: the dims of each flat operand and each result. linear: the operands in
     which the op is jointly linear, so that unreduced sums in all of them pass through to the
     results. localize: writes the local form where a clone with local types is not enough
-    (offsets into a shard, masked lookups); called only when some factor is sharded.
+    (offsets into a shard, masked lookups); called only when some factor is sharded. groups: triples
+    (factor, base, share) of a factor that counts groups of `share` indices of the factor `base`, as
+    key heads count groups of query heads. It is sharded as its base is, as far as strides are whole
+    groups; over other axes of its base it is replicated, or reduced.
     """
 
     factors: tuple[Factor, ...]
@@ -72,13 +75,15 @@ class Rule:
     results: tuple[Dims, ...]
     linear: frozenset[int] = frozenset()
     localize: Localize | None = None
+    groups: tuple[tuple[int, int, int], ...] = ()
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.factors, self.operands, self.results, self.linear, self.localize))
+        rest = self.linear, self.localize, self.groups
+        return hash((self.factors, self.operands, self.results, *rest))
 
     @cached_property
     def uneven_factors(self) -> frozenset[int]:
@@ -91,14 +96,15 @@ class Rule:
 
     def seat(self, names: Sequence[int], placement: Placement) -> tuple[int, int] | None:
         """Find the (factor, stride within it) that a placement of a dim shards; None if there is
-        none. names: the dim's factors."""
+        none. names: the dim's factors; of a factor that counts groups, its base is returned."""
         for factor, size, minor in self._digits(names):
             stride, rest = divmod(placement.stride, minor)
             is_within = (minor * size) % placement.span == 0 or (
                 stride < size and factor in self.uneven_factors
             )
             if rest == 0 and is_within and not self.factors[factor].whole:
-                return factor, stride
+                bases = [(base, stride * share) for f, base, share in self.groups if f == factor]
+                return bases[0] if bases else (factor, stride)
         return None
 
     def seats(
@@ -118,7 +124,20 @@ class Rule:
             factor, stride = seat
             within = Placement(placement.axis, placement.size, stride)
             cuts[factor] = ordered({*cuts[factor], within})
+        return self.completed(cuts)
+
+    def completed(self, cuts: Iterable[DimSharding]) -> list[DimSharding]:
+        """Add the placements of factors that count groups, which follow from their bases'."""
+        cuts = list(cuts)
+        for factor, base, share in self.groups:
+            whole = [p for p in cuts[base] if p.stride % share == 0]
+            cuts[factor] = tuple([Placement(p.axis, p.size, p.stride // share) for p in whole])
         return cuts
+
+    def placements(self, cuts: Sequence[DimSharding]) -> list[Placement]:
+        """List the placements of all factors, without those that follow from others."""
+        counted = [factor for factor, _, _ in self.groups]
+        return [p for factor, cut in enumerate(cuts) if factor not in counted for p in cut]
 
     def dims_of(self, dims: Dims, factors: Sequence[DimSharding]) -> tuple[DimSharding, ...]:
         """Translate placements of each factor, `factors`, to placements of each dim in `dims`."""
@@ -133,7 +152,8 @@ class Rule:
 
     def one_cut(self, factor: int, placement: Placement) -> list[DimSharding]:
         """Return placements for all factors: `placement` for `factor`, none for the others."""
-        return [(placement,) if index == factor else () for index in range(len(self.factors))]
+        factors = range(len(self.factors))
+        return self.completed((placement,) if index == factor else () for index in factors)
 
     def carry(
         self, source: Dims, goal: Dims, cut: Sequence[DimSharding]
@@ -152,7 +172,17 @@ class Rule:
             return False
         if factor not in self.uneven_factors and not is_even(placements, limits.size):
             return False
+        for _, base, share in self.groups:
+            # Shards of groups, and shards across groups, which need each group whole.
+            crossing = [p for p in placements if p.stride % share and share % p.span]
+            if base == factor and crossing and any(p.stride % share == 0 for p in placements):
+                return False
         return not limits.contiguous or is_contiguous(placements, limits.size)
+
+    def lost(self, dims: Dims, factors: Sequence[DimSharding]) -> list[int]:
+        """List the sharded factors whose axes do not all shard a value with `dims`."""
+        kept = {p.axis for cut in self.dims_of(dims, factors) for p in cut}
+        return [i for i, cut in enumerate(factors) if any(p.axis not in kept for p in cut)]
 
     def result(
         self,
@@ -168,17 +198,15 @@ class Rule:
         axes over which the operands in `linear` are unreduced sums. axes: the mesh's axes, in
         order.
         """
-        dims = self.results[index]
-        present = {factor for names in dims for factor in names}
-        lost = [i for i, cut in enumerate(factors) if cut and i not in present]
-        reductions = {self.factors[i].reduction for i in lost} | (
-            {"sum"} if carried else set[str]()
-        )
+        placed = self.dims_of(self.results[index], factors)
+        kept = {p.axis for cut in placed for p in cut}
+        pending: dict[str, Reduction | None] = dict.fromkeys(carried, "sum")
+        for factor, cut in zip(self.factors, factors, strict=True):
+            pending |= {p.axis: factor.reduction for p in cut if p.axis not in kept}
+        reductions = set(pending.values())
         if None in reductions or len(reductions) > 1:
             return None
-        pending = {*carried, *(p.axis for i in lost for p in factors[i])}
-        unreduced = tuple(axis for axis in axes if axis in pending)
-        placed = self.dims_of(dims, factors)
+        unreduced = tuple([axis for axis in axes if axis in pending])
         return Sharding(placed, unreduced, "max" if "max" in reductions else "sum")
 
     def _digits(self, names: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -240,8 +268,10 @@ def named_rule(
     *,
     linear: Iterable[int] = (),
     localize: Localize | None = None,
+    groups: Mapping[str, tuple[str, int]] = {},
 ) -> Rule:
-    """Make a rule from the factor names of each dim. Keeps their order; drops unused factors."""
+    """Make a rule from the factor names of each dim. Keeps their order; drops unused factors.
+    groups: base and share of each factor that counts groups (`Rule.groups`)."""
     used = {name for dims in (*operands, *results) for names in dims for name in names}
     kept = {name: factor for name, factor in factors.items() if name in used}
     number = {name: index for index, name in enumerate(kept)}
@@ -252,7 +282,12 @@ def named_rule(
         )
 
     return Rule(
-        tuple(kept.values()), numbered(operands), numbered(results), frozenset(linear), localize
+        tuple(kept.values()),
+        numbered(operands),
+        numbered(results),
+        frozenset(linear),
+        localize,
+        tuple([(number[name], number[base], share) for name, (base, share) in groups.items()]),
     )
 
 
@@ -287,6 +322,7 @@ class Notation:
         reductions: dict[str, Literal["max"] | None] | None = None,
         contiguous: Sequence[str] = (),
         whole: Sequence[str] = (),
+        groups: Mapping[str, tuple[str, int]] = {},
     ) -> Rule:
         """Build the rule. reductions: by factor, if not a sum; None forbids to shard the factor
         where a result lacks it."""
@@ -296,7 +332,8 @@ class Notation:
             for names in dims
             for n in names
         }
-        return named_rule(factors, self._operands, self._results, linear=linear, localize=localize)
+        dims = self._operands, self._results
+        return named_rule(factors, *dims, linear=linear, localize=localize, groups=groups)
 
 
 def _named_dims(text: str, shape: Sequence[int]) -> Names:

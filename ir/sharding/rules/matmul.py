@@ -44,7 +44,8 @@ def added_product(op: AtenOp) -> Rule:
 def scaled_product(op: AtenOp) -> Rule:
     """`i k, k j, i ., . j, j -> i j`: float8 factors, a scale for each or for each row and column.
 
-    k cannot be sharded beside a bias, which each shard would add.
+    k cannot be sharded beside a bias, which each shard would add, nor with padding, which torch
+    cannot set to 0 in float8.
     """
     rows, columns = shape_of(op.results[0])
     texts = ["i k", "k j"]
@@ -58,7 +59,9 @@ def scaled_product(op: AtenOp) -> Rule:
     has_bias = op.tensor("bias") is not None
     texts += ["j"] * has_bias + [""] * (len(op.operands) - 4 - has_bias)
     text = f"{', '.join(texts)} -> i j"
-    return Notation(op, text).rule(reductions={"k": None} if has_bias else None)
+    made = Notation(op, text).rule(reductions={"k": None} if has_bias else None)
+    rows_factor, inner, *rest = made.factors
+    return replace(made, factors=(rows_factor, replace(inner, even=True), *rest))
 
 
 @rule

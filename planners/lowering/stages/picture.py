@@ -5,10 +5,8 @@ from __future__ import annotations
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import functions_of, name_of, runs_of
 from shardweave.planners.lowering.stages.list_stages import KINDS
-from shardweave.planners.schedules.table import Action, Kind, Table, gives_of, needs_of
-
-TAKES: dict[Kind, int] = {"F": 1, "B": 2, "I": 1, "W": 1}
-"""Moments that a pass takes: a whole backward pass is both of its halves."""
+from shardweave.planners.schedules.list_order import UNIT_COSTS, times_of
+from shardweave.planners.schedules.table import Action, Table
 
 
 def picture_of(table: Table, num_stages: int) -> str:
@@ -30,34 +28,15 @@ def moments_of(table: Table, num_stages: int) -> list[list[str]]:
     rank begins a pass once its operands are there; messages take no time. Raises ValueError for a
     deadlock.
     """
-    done: dict[tuple[int, str, int], int] = {}
     rows: list[list[str]] = [[] for _ in table]
-    left = [list(actions) for actions in table]
     first = [min((action.stage for action in actions), default=0) for actions in table]
-    while any(left):
-        moved = False
-        for row, actions, stage in zip(rows, left, first, strict=True):
-            while actions and needs_of(actions[0], num_stages) <= done.keys():
-                _add(row, actions.pop(0), stage, done, num_stages)
-                moved = True
-        if not moved:
-            raise ValueError("the schedule deadlocks: its ranks wait for each other.")
+    for rank, action, start, end in times_of(table, num_stages, UNIT_COSTS):
+        row = rows[rank]
+        row += ["."] * (int(start) - len(row))
+        word = action.kind if action.stage == first[rank] else action.kind.lower()
+        row += [f"{word}{action.micro_batch}"] + ["-"] * (int(end - start) - 1)
     length = max(map(len, rows))
     return [row + ["."] * (length - len(row)) for row in rows]
-
-
-def _add(
-    row: list[str],
-    action: Action,
-    first: int,
-    done: dict[tuple[int, str, int], int],
-    num_stages: int,
-) -> None:
-    start = max((done[need] for need in needs_of(action, num_stages)), default=0)
-    row += ["."] * (start - len(row))
-    word = action.kind if action.stage == first else action.kind.lower()
-    row += [f"{word}{action.micro_batch}"] + ["-"] * (TAKES[action.kind] - 1)
-    done |= dict.fromkeys(gives_of(action), len(row))
 
 
 def schedule_table_of(program: Program) -> tuple[Table, int]:

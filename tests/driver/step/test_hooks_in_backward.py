@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from shardweave.backends.step.step import Step
+from shardweave.driver.step.step import Step
 from shardweave.tests.compiled import compile_copy
 from shardweave.tests.counted import Counted
 from shardweave.tests.spawn import run_ranks

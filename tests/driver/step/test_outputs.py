@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import shardweave as sw
 from shardweave.driver.models.models import build_example
@@ -182,9 +183,10 @@ def test_loss_may_be_chosen_by_index() -> None:
         (_two, "returns several scalars and no 'loss' among them; say which it is: loss="),
         (lambda y: y, "the model's output has no scalar loss"),
         (lambda y: {"loss": y}, r"the loss has shape \(4, 4\); reduce it to a scalar"),
+        (lambda y: {"loss": 3.0}, "the loss is a float; return a tensor"),
         (lambda y: {"loss": y.sum(), "what": object()}, "object"),
     ],
-    ids=["several", "none", "no scalar", "object"],
+    ids=["several", "none", "no scalar", "number", "object"],
 )
 def test_output_without_a_loss_is_refused(output: Callable[[Tensor], Any], message: str) -> None:
     with pytest.raises(sw.CaptureError, match=message):
@@ -267,6 +269,33 @@ def test_what_is_returned_requires_gradients_where_eager_does() -> None:
     assert not any(x.requires_grad for x in step(**batch()).values())
     step.fc.bias.requires_grad_(True)
     assert step(**batch())["logits"].requires_grad
+
+
+METRICS: dict[str, Callable[[Tensor], Any]] = {
+    "first": lambda y: (y.detach().abs().mean(), y.square().mean()),
+    "loss": lambda y: {"loss": y.detach().mean(), "logits": y},
+    "constant": lambda y: (torch.ones((), dtype=F64), y, y.square().mean()),
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_gradients_come_from_other_outputs_where_the_first_scalar_has_none(name: str) -> None:
+    model = Returning(METRICS[name])
+    inputs = {"x": torch.randn(4, 4, dtype=F64)}
+    step = compiled(model, inputs, backward="autograd")
+    for made in (step, model):
+        for _ in range(2):
+            leaves = pytree.tree_leaves(made(**inputs))
+            assert not leaves[0].requires_grad
+            torch.stack([x.square().sum() for x in leaves if x.requires_grad]).sum().backward()
+    assert_same_state(step, model)
+
+
+def test_model_whose_outputs_have_no_gradient_runs_as_in_eager() -> None:
+    model = Returning(lambda y: y.detach().mean())
+    inputs = {"x": torch.randn(4, 4, dtype=F64)}
+    step = compiled(model, inputs, backward="autograd")
+    close(step(**inputs), model(**inputs))
 
 
 def test_arguments_are_those_of_forward() -> None:

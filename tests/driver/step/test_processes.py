@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 
 import shardweave as sw
 from shardweave.driver.processes import world
-from shardweave.driver.step import plan_choice
+from shardweave.driver.step import lowering
 from shardweave.tests.compiled import compile_copy
 from shardweave.tests.driver.step.models import Masked, Mixed, Normed, batch, close, two_devices
 from shardweave.tests.spawn import run_ranks
@@ -223,18 +223,18 @@ def plan_for_cluster() -> None:
     """Rank 0 alone plans, and every rank follows its plan."""
     torch.manual_seed(0)
     model, asked = Normed(), list[str]()
-    before = plan_choice.plan
+    before = lowering.planned
 
     def counting(*args: Any, **kwargs: Any) -> sw.Plan:
         asked.append("once")
         return before(*args, **kwargs)
 
-    plan_choice.plan = counting
+    lowering.planned = counting
     try:
         inputs = batch()
         step = compile_copy(model, kwargs=inputs, cluster=two_devices(), plan="megatron")
     finally:
-        plan_choice.plan = before
+        lowering.planned = before
     assert asked == (["once"] if dist.get_rank() == 0 else [])
     assert step.plan is not None
     assert sw.Mesh(**step.plan.mesh).num_devices == 2

@@ -159,15 +159,20 @@ FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 def attention(
-    mask: Tensor | None, *, backward: bool, keys: int = 4, is_causal: bool = False
+    mask: Tensor | None,
+    *,
+    backward: bool,
+    keys: int = 4,
+    is_causal: bool = False,
+    heads: int = 4,
 ) -> Sample:
-    """Flash attention of 2 samples, 4 heads, 8 positions and a head dim of 6."""
-    q, k, v = normal(2, 4, 8, 6), normal(2, keys, 8, 6), normal(2, keys, 8, 6)
+    """Flash attention of 2 samples, 8 positions and a head dim of 6."""
+    q, k, v = normal(2, heads, 8, 6), normal(2, keys, 8, 6), normal(2, keys, 8, 6)
     keywords = {"attn_mask": mask} if mask is not None else {}
     if not backward:
         return sample(FLASH, q, k, v, 0.0, is_causal, **keywords)
     out, row = getattr(torch.ops.aten, FLASH)(q, k, v, 0.0, is_causal, **keywords)
-    tensors = normal(2, 4, 8, 6), q, k, v, out, row
+    tensors = normal(2, heads, 8, 6), q, k, v, out, row
     return sample(f"{FLASH}_backward", *tensors, 0.0, is_causal, **keywords)
 
 
@@ -182,9 +187,15 @@ FLASH_ATTENTION = tuple(
         (normal(2, 4, 8, 8), False),
     ]
 ) + tuple(
-    attention(mask, backward=backward, keys=keys, is_causal=True)
+    attention(mask, backward=backward, keys=keys, is_causal=True, heads=heads)
     for backward in (False, True)
-    for mask, keys in [(None, 2), (None, 1), (normal(2, 4, 8, 8), 2)]
+    for mask, keys, heads in [
+        (None, 2, 4),
+        (None, 1, 4),
+        (normal(2, 4, 8, 8), 2, 4),
+        (None, 2, 6),
+        (None, 3, 6),
+    ]
 )
 
 

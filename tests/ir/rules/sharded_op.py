@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
@@ -39,9 +38,6 @@ from shardweave.ir.mesh.placement import (
     DimSharding,
     Sharding,
     contiguous,
-    fits,
-    is_contiguous,
-    is_even,
 )
 from shardweave.ir.ops.infer import infer_types
 from shardweave.ir.ops.registry import spec_named
@@ -158,45 +154,26 @@ class Cut:
         """What the results must be: unreduced over what they lack and over what is carried."""
         found: list[Sharding] = []
         for dims in rule.results:
-            lost = self.lost(dims)
-            axes = {p.axis for f in lost for p in self.factors[f]} | set(self.carried)
+            lost, placed = rule.lost(dims, self.factors), rule.dims_of(dims, self.factors)
+            kept = {p.axis for cut in placed for p in cut}
+            axes = {p.axis for f in lost for p in self.factors[f]} - kept | set(self.carried)
             kinds = {rule.factors[f].reduction for f in lost}
             pending = tuple(axis for axis in mesh.names if axis in axes)
-            placed = rule.dims_of(dims, self.factors)
             found.append(Sharding(placed, pending, "max" if kinds == {"max"} else "sum"))
         return found
-
-    def lost(self, dims: Sequence[Sequence[int]]) -> list[int]:
-        """The cut factors that a value of these dims does not have."""
-        present = set(chain.from_iterable(dims))
-        return [i for i, cut in enumerate(self.factors) if cut and i not in present]
 
     def is_possible(self, rule: Rule) -> bool:
         """Whether the rule allows the cut."""
         kinds = [
-            {rule.factors[f].reduction for f in self.lost(dims)} | ({"sum"} & self._carry_kind)
+            {rule.factors[f].reduction for f in rule.lost(dims, self.factors)} | self._carry_kind
             for dims in rule.results
         ]
-        is_cut_evenly = all(
-            is_even(cut, factor.size) or index in rule.uneven_factors
-            for index, (factor, cut) in enumerate(zip(rule.factors, self.factors, strict=True))
-        )
-        return (
-            is_cut_evenly
-            and all(map(_can_cut, rule.factors, self.factors))
-            and all(None not in kind and len(kind) < 2 for kind in kinds)
-        )
+        can_cut = all(map(rule.can_cut, range(len(self.factors)), self.factors))
+        return can_cut and all(None not in kind and len(kind) < 2 for kind in kinds)
 
     @property
     def _carry_kind(self) -> set[str]:
         return {"sum"} if self.carried else set()
-
-
-def _can_cut(factor: Any, placements: DimSharding) -> bool:
-    if not placements:
-        return True
-    plain = not factor.contiguous or is_contiguous(placements, factor.size)
-    return not factor.whole and plain and fits(placements, factor.size)
 
 
 def program_of(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shardweave.backends.reference.virtual_ranks import run_ops, scatter_shards
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, is_even
+from shardweave.ir.mesh.placement import Placement, Sharding, is_even
 from shardweave.ir.mesh.shards import resized
 from shardweave.ir.ops.registry import spec_named
 from shardweave.ir.sharding.padding import Padding
@@ -71,13 +71,12 @@ def poison() -> Iterator[None]:
 
 def uneven_cuts(rule: Rule) -> Iterator[tuple[Mesh, Cut]]:
     """Each factor alone over axes that do not divide it, in plain shards and, of 3, in others."""
-    for index in sorted(rule.uneven_factors):
+    for index in sorted(rule.uneven_factors - {factor for factor, _, _ in rule.groups}):
         size = rule.factors[index].size
         for count in (2, 3, 4):
             stride = -(-size // count)
             if size % count and stride < size:
-                cuts: list[DimSharding] = [()] * len(rule.factors)
-                cuts[index] = (Placement("a", count, stride),)
+                cuts = rule.one_cut(index, Placement("a", count, stride))
                 yield Mesh(a=count), Cut(tuple(cuts))
 
 
@@ -87,12 +86,10 @@ def random_cut(rule: Rule, mesh: Mesh, random: Random) -> Cut:
     for axis in mesh.names:
         random.choice(chosen).append(axis)
     pairs = zip(rule.factors, chosen, strict=True)
-    return Cut(
-        tuple(
-            uneven_placements(f.size, own, mesh, random, contiguous=f.contiguous)
-            for f, own in pairs
-        )
-    )
+    cuts = [
+        uneven_placements(f.size, own, mesh, random, contiguous=f.contiguous) for f, own in pairs
+    ]
+    return Cut(tuple(rule.completed(cuts)))
 
 
 def check_random(index: int, random: Random) -> bool:

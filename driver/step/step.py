@@ -26,10 +26,10 @@ from shardweave.backends.step.autograd import AutogradCalls, give
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.compiled_module import make_compiled
 from shardweave.backends.step.recorded import HOOKS_NOTE
-from shardweave.backends.step.step_call import StepCall, autocast_dtype
-from shardweave.backends.step.step_programs import Programs, summary_of
+from shardweave.backends.step.step_call import AUTOGRAD, IN_CALL, StepCall, autocast_dtype
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.failure_guard import FailureGuard
+from shardweave.driver.step.programs import CompiledPrograms, summary_of
 from shardweave.ir.capture.outputs import LOSS
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.library.philox import STATE
@@ -39,9 +39,6 @@ from shardweave.ir.program.program import INPUT_GRADIENT, Program
 from shardweave.ir.suggest import did_you_mean
 from shardweave.ir.torch_private import is_under_transform, pytree, without_overrides
 from shardweave.planners.plan.plan import Plan
-
-AUTOGRAD, IN_CALL = "autograd", "in_call"
-"""Arrival of a step's gradients: at `backward()`, or in the call."""
 
 
 class Step(ShardedState):
@@ -63,8 +60,8 @@ class Step(ShardedState):
     default), but not the returned loss.
 
     first: the program by whose shardings the tensors are sharded. make_programs: called once they
-    are; makes the `Programs` that find the program of each call. sync: whether rank 0 sends its
-    values of parameters and buffers; with False, ranks compare digests of theirs, and all raise
+    are; makes what finds the program of each call. sync: whether rank 0 sends its values of
+    parameters and buffers; with False, ranks compare digests of theirs, and all raise
     AgreementError if they differ. The caller makes sure that the ranks' models are the same except
     for values (`agreement.require_same_model`). sources, optimizers: as in `ShardedState`.
     backward: whether gradients arrive at `backward()` (`AUTOGRAD`) or in the call (`IN_CALL`).
@@ -74,7 +71,7 @@ class Step(ShardedState):
         self,
         model: nn.Module,
         first: BoundProgram,
-        make_programs: Callable[[], Programs],
+        make_programs: Callable[[], CompiledPrograms],
         *,
         sync: bool = True,
         sources: Mapping[int, Source] | None = None,
@@ -86,18 +83,24 @@ class Step(ShardedState):
         super().__init__(
             model, first.backend, shardings, sync=sync, sources=sources, optimizers=optimizers
         )
-        self._programs = make_programs()
-        if first.draws:
-            self.draw_from(self._programs.seed)
         self._bound = first
-        self._gradients = Gradients(self)
-        self._ran = BackwardRan(self._gradients.parameters)
-        self._calls = AutogradCalls(self) if backward == AUTOGRAD else None
+        self._backward = backward
         self._is_synced = True
         self._notes: list[str] = []
+        self._begin(make_programs())
+        if first.draws:
+            self.draw_from(self._programs.seed)
         self.failure_guard = FailureGuard(is_joint=self.backend.is_joint)
         self._num_calls = 0
         make_compiled(model, self)
+
+    def _begin(self, programs: CompiledPrograms) -> None:
+        """Begin to run the model's calls by `programs`."""
+        self._programs = programs
+        self._gradients = Gradients(self)
+        self._ran = BackwardRan(self._gradients.parameters)
+        self._calls = AutogradCalls(self) if self._backward == AUTOGRAD else None
+        self._notes = list(self._notes)
 
     @staticmethod
     def of(model: nn.Module) -> Step:
@@ -112,15 +115,11 @@ class Step(ShardedState):
     def copied(self, model: nn.Module, memo: Mapping[int, Any]) -> Step:
         """Copy the step for `model`, a deep copy made with `memo`; it runs the same programs."""
         new = super().copied(model, memo)
-        new._programs = self._programs.copied(model)
-        new._gradients = Gradients(new)
-        new._ran = BackwardRan(new._gradients.parameters)
-        new._calls = AutogradCalls(new) if self._calls is not None else None
-        new._notes = list(self._notes)
+        new._begin(self._programs.copied(model))
         return new
 
     @property
-    def programs(self) -> Programs:
+    def programs(self) -> CompiledPrograms:
         """The object that finds or compiles the program of each call."""
         return self._programs
 
@@ -180,7 +179,7 @@ class Step(ShardedState):
             replicas.check_call(words, call.inputs, self.stored, self._programs.advice)
         elif replicas.inputs_are_checked(number):
             watchdog.meet("the call", str(call))
-            replicas.check_inputs(call.inputs, self._programs.advice)
+            replicas.check_replicas("input", call.inputs, self._programs.advice)
             if not number:
                 self._programs.say_rows()
         else:
