@@ -22,7 +22,7 @@ from shardweave.backends.optimizers.hook import watch
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import require_same
 from shardweave.ir.dialects.dist import KINDS, CollectiveOp
-from shardweave.ir.dialects.dist_ring import joined_blocks
+from shardweave.ir.dialects.dist_ring import join_of_ring
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.shards import cut_out, take_blocks
@@ -386,7 +386,7 @@ class Runtime:
 
     def ring_join(self, *blocks: Tensor, axes: Sequence[str], dim: int, block: int) -> Tensor:
         """Join the blocks that this rank held at turns 0, 1, .. along `dim`."""
-        return joined_blocks(blocks, self.position(axes), dim, block)
+        return join_of_ring(blocks, self.position(axes), dim, block)
 
     def shard_index(self, axes: Sequence[str], device: str | None = None) -> Tensor:
         """Return `position` as a scalar int64 tensor, by default on this rank's device."""

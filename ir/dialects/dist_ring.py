@@ -105,12 +105,12 @@ class RingJoinOp(AlongDimOp):
 
     def over_members(self, members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         return [
-            joined_blocks(blocks, position, self.dim, self.block)
+            join_of_ring(blocks, position, self.dim, self.block)
             for position, blocks in enumerate(members)
         ]
 
 
-def joined_blocks(blocks: Sequence[Tensor], position: int, dim: int, block: int) -> Tensor:
+def join_of_ring(blocks: Sequence[Tensor], position: int, dim: int, block: int) -> Tensor:
     """Join the blocks that the rank at `position` held in turn, by the positions of their ranks."""
     size = len(blocks)
     in_order = [blocks[(index - position) % size] for index in range(size)]

@@ -155,7 +155,7 @@ class Walk:
         """Yield combinations of the operands' relations, the first relation of each first: all of
         those in `others`, then shards as blocks of a ring, one of them and all of them."""
         yield from product(*([value, *self.others.get(value, ())] for value in operands))
-        as_blocks = [ring.turned(value, self.axes) for value in operands]
+        as_blocks = [ring.as_block(value, self.axes) for value in operands]
         for index, block in enumerate(as_blocks):
             if block is not None:
                 yield (*operands[:index], block, *operands[index + 1 :])
@@ -241,7 +241,7 @@ class Walk:
         self, op: AtenOp, parts: tuple[Relation, ...], signs: tuple[float, float]
     ) -> tuple[Value, ...] | None:
         """Relate a sum of two values, or of two sub-batches' terms of one value."""
-        first, second = ring.terms_of_one_sum(*parts, self.axes)
+        first, second = ring.terms_of_one_sum(parts[0], parts[1], self.axes)
         if first.held == second.held and signs == (1.0, 1.0) and first.held.terms:
             merged = added_terms(first, second, self.axes, "sum")
             if merged is not None:

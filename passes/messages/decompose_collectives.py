@@ -235,8 +235,9 @@ class _Scatter(_Ring):
         waiting = [self.whole]
         while waiting:
             value = waiting.pop()
-            maker = value.owner
-            blocks = _blocks_of(maker, {value: self.cuts[value]}) if _is_own(value) else None
+            maker, blocks = value.owner, None
+            if isinstance(maker, AtenOp) and _is_own(value):
+                blocks = _blocks_of(maker, {value: self.cuts[value]})
             if blocks is None or not isinstance(maker, AtenOp):
                 self.products.clear()
                 return

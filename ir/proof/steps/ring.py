@@ -79,7 +79,7 @@ def _renamed(held: Held, old: str, new: str, axes: ProofAxes) -> Held:
     return replace(held, sharding=replace(sharding, dims=dims, unreduced=unreduced))
 
 
-def turned(value: Value, axes: ProofAxes) -> Relation | None:
+def as_block(value: Value, axes: ProofAxes) -> Relation | None:
     """Relate a shard over a ring's mesh axis as the block at coordinate 0; None for others."""
     if not axes.rings or not isinstance(value, Relation):
         return None
@@ -128,7 +128,7 @@ def _shifted(value: Relation, axis: str, axes: ProofAxes) -> Relation | None:
         if names[1] in sharding.unreduced or not value.held.terms:
             return None
         value = _own_term(value, axis, axes)
-    value = turned(value, axes) or value
+    value = as_block(value, axes) or value
     if axis in value.held.sharding.axes:
         return None
     at = [
@@ -143,7 +143,7 @@ def _joined(
 ) -> Relation | None:
     """Relate blocks at coordinates 0, 1, .., joined by the positions of their ranks."""
     name = _block(axis)
-    parts = [part if name in dict(part.at) else turned(part, axes) or part for part in parts]
+    parts = [part if name in dict(part.at) else as_block(part, axes) or part for part in parts]
     places = [dict(part.at).get(name) for part in parts]
     rest = {tuple([item for item in part.at if item[0] != name]) for part in parts}
     is_one = len({part.held for part in parts}) == 1 and len(rest) == 1
