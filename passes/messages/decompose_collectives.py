@@ -20,7 +20,13 @@ from shardweave.ir.dialects.annotations import (
 from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.builder import Builder, remade
 from shardweave.ir.dialects.dist_base import StartedOp
-from shardweave.ir.dialects.types import AnyTensor, shape_of, tensor_type_of, with_shape
+from shardweave.ir.dialects.types import (
+    AnyTensor,
+    num_bytes,
+    shape_of,
+    tensor_type_of,
+    with_shape,
+)
 from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, ordered
 from shardweave.ir.ops.registry import adding, spec_of
 from shardweave.ir.program.blocks import weight_ops
@@ -169,7 +175,8 @@ class _Gather(_Ring):
     def __init__(self, op: dist.AlongDimOp, ranks: int, places: Mapping[Operation, int]) -> None:
         super().__init__(op, ranks, op.results[0])
         self.places = places
-        self.read_whole: set[SSAValue] = set()
+        self.read_whole: dict[SSAValue, Operation | None] = {}
+        """Values that an op reads whole, with the first such op; None for an op of another ring."""
         self.users: dict[int, Operation] = {}
         self.waiting: list[int] = []
         self._add_users(self.whole)
@@ -179,8 +186,8 @@ class _Gather(_Ring):
     def _add_users(self, value: SSAValue) -> None:
         for use in value.uses:
             place = self.places.get(use.operation)
-            if place is None:  # an op of another ring
-                self.read_whole.add(value)
+            if place is None:
+                self.read_whole[value] = None
             elif place not in self.users:
                 self.users[place] = use.operation
                 heapq.heappush(self.waiting, place)
@@ -190,10 +197,18 @@ class _Gather(_Ring):
         if blocks is not None and blocks.made is not None and _only_moves(user):
             self.cuts[user.results[0]] = blocks.made
             self._add_users(user.results[0])
-        elif blocks is not None and isinstance(user, AtenOp) and spec_of(user).product is not None:
+        elif blocks is not None and self._gains(user, blocks):
+            assert isinstance(user, AtenOp)
             self.products[user] = blocks
         else:
-            self.read_whole |= self.cuts.keys() & set(user.operands)
+            for value in filter(self.cuts.__contains__, user.operands):
+                self.read_whole.setdefault(value, user)
+
+    def _gains(self, op: Operation, blocks: _Blocks) -> bool:
+        """True for a product, unless adding up turns moves more bytes than joining the blocks."""
+        added = num_bytes(tensor_type_of(op.results[0])) if blocks.made is None else 0
+        is_light = (self.ranks - 1) * added <= num_bytes(tensor_type_of(self.whole))
+        return spec_of(op).product is not None and is_light
 
     def write(self) -> None:
         new = Builder.before(self.op)
@@ -203,9 +218,10 @@ class _Gather(_Ring):
         for op in self.products:
             if op not in now:
                 self._compute({op: Builder.before(op)}, None)
-        for value in self.read_whole:
+        for value, reader in self.read_whole.items():
             assert isinstance(value.owner, Operation)
-            cut, own = self.cuts[value], Builder.after(value.owner)
+            cut = self.cuts[value]
+            own = Builder.after(value.owner) if reader is None else Builder.before(reader)
             parts = [self.block(value, cut, turn, own) for turn in range(self.ranks)]
             value.replace_all_uses_with(self.joined(value, cut, parts, own))
 
@@ -326,8 +342,9 @@ class DecomposeCollectivesPass(PassOnProgram):
 
     A gather that products read, and a reduce-scatter of products, become as many turns as there are
     ranks. In each, a rank computes with one block, and sends one to its neighbour (`dist.shift`).
-    Gradients of weights add up over the turns; a forward gather's blocks stay for them. Nothing is
-    gathered whole, unless other ops read it. Views, casts and sums between collective and product
+    Gradients of weights add up over the turns, or read the joined blocks if that moves fewer bytes;
+    a forward gather's blocks stay for them. Nothing else is gathered whole, unless other ops read
+    it. Views, casts and sums between collective and product
     are computed in blocks, too. Gathers of weights and reductions of gradients stay as they are.
 
     `layers`: names or patterns of the layers whose products are decomposed, separated by commas;
