@@ -63,6 +63,11 @@ class RingSliceOp(_TurnedOp, AlongDimOp):
     part = result_def(TENSOR)
 
     @property
+    def is_view(self) -> bool:
+        """True if the block lies in one piece in its operand."""
+        return shape_of(self.part)[self.dim] == self.block
+
+    @property
     def turn(self) -> int:
         return self.turn_attr.value.data
 

@@ -9,7 +9,14 @@ from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, SSAValue
 
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.aten import AtenOp, overload_named
-from shardweave.ir.dialects.dist import AllReduceOp, CollectiveOp, DistOp, WaitOp, is_on_host
+from shardweave.ir.dialects.dist import (
+    AllReduceOp,
+    CollectiveOp,
+    DistOp,
+    RingSliceOp,
+    WaitOp,
+    is_on_host,
+)
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import num_bytes, shape_of, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
@@ -23,6 +30,8 @@ from shardweave.ir.torch_private import is_composite, schema_of
 def is_view(op: Operation) -> bool:
     """True if an op's result shares its operand's memory, so that the op takes no time. A reshape
     does so unless the operand's strides force a copy, as after a permutation."""
+    if isinstance(op, RingSliceOp):
+        return op.is_view
     facts = spec_of(op)
     if facts.view != "reshape":
         return facts.may_share
