@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
+from shardweave.driver.models.models import build_example
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.dialects import dist
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import ops_of_parts
+from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import prove
 from shardweave.ir.verify.program import verify
 from shardweave.passes.pipeline import as_mesh, run_passes
+from shardweave.planners.call import call_planner
+from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.plan_passes import plan_passes
 from shardweave.planners.lowering.stages.choose import with_pipeline
 from shardweave.planners.plan.plan_parts import Pipeline
@@ -53,9 +59,43 @@ def test_decomposed_steps_are_eager_s(mesh: str, options: dict[str, Any]) -> Non
     prove(program, against=captured(SPECS["gpt"]).program)
 
 
-@pytest.mark.parametrize("model", ["gpt2", "llama", "bert", "t5"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "bert", "t5")]
+
+
+@pytest.mark.parametrize("model", ["llama", *SLOW])
 def test_models_are_eager_s(model: str) -> None:
     program = decomposed(model, "data=2,tensor=4")
     assert "shift" in kinds(program)
     assert_equals_eager(program, captured(SPECS[model]))
     prove(program, against=captured(SPECS[model]).program)
+
+
+def test_auto_decomposes_where_the_simulated_step_is_faster() -> None:
+    example = build_example("gpt:layers=1,hidden=256,heads=4,vocab=64,seq=512,batch=1,tie=false")
+    program = capture(example.module, kwargs=example.kwargs)
+    options = {"fix": "sequence_parallel=true", "propose": False, "simulate": 4}
+    cluster = find_cluster("testbed")
+    plan = call_planner("auto", program, Mesh(tensor=2), cluster=cluster, options=options)
+    assert plan.decompose == ("*",)
+    assert any(reason.startswith("decompose=true is worth") for reason in plan.reasons)
+    options["forbid"] = "decompose=true"
+    other = call_planner("auto", program, Mesh(tensor=2), cluster=cluster, options=options)
+    assert plan.predicted is not None
+    assert other.predicted is not None
+    assert plan.predicted.time_s < other.predicted.time_s
+
+
+def test_turns_that_are_mixed_up_are_refused() -> None:
+    program = decomposed("gpt", "tensor=4")
+    against = captured(SPECS["gpt"]).program
+    for old, new in (("turn = 2", "turn = 3"), ("turn = 1", "turn = 0")):
+        changed = Program.parse(str(program).replace(old, new, 1))
+        assert not verify(changed)
+        with pytest.raises(ProofError):
+            prove(changed, against=against)
+
+
+def test_only_chosen_layers_are_decomposed() -> None:
+    all_layers = kinds(decomposed("gpt", "tensor=2")).count("shift")
+    some = kinds(decomposed("gpt", "tensor=2", decompose=("h.0.mlp.*",))).count("shift")
+    assert 0 < some < all_layers
