@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -42,18 +42,10 @@ def _reference(program: Program, device: torch.device, **options: object) -> Bac
 def _distributed(compiler: Compiler | None = None) -> MakeBackend:
     """Return a constructor of the distributed backend, whose fused regions `compiler` compiles."""
 
-    def make(
-        program: Program,
-        device: torch.device,
-        *,
-        cuda_graph: bool = False,
-        reduce_dtype: torch.dtype | None = None,
-    ) -> Backend:
+    def make(program: Program, device: torch.device, **options: Any) -> Backend:
         from shardweave.backends.distributed.distributed import distributed_backend
 
-        return distributed_backend(
-            program, device, compiler=compiler, cuda_graph=cuda_graph, reduce_dtype=reduce_dtype
-        )
+        return distributed_backend(program, device, compiler=compiler, **options)
 
     return make
 

@@ -18,7 +18,7 @@ from shardweave.driver.models.models import build_example
 from shardweave.driver.processes.trials import host_of
 from shardweave.driver.profile.profile import profile_machine
 from shardweave.ir.capture.capture import capture
-from shardweave.planners.amp import plan_amp
+from shardweave.planners.amp.planner import plan_amp
 
 MODEL = "gpt:layers=4,hidden=256,heads=8,vocab=1024,seq=128,batch=8,tie=false"
 QUICK = "gpt:layers=2,hidden=32,heads=4,vocab=64,seq=16,batch=4,tie=false"

@@ -37,10 +37,9 @@ from shardweave.driver.models.models import build_example
 from shardweave.driver.profile.profile import profile_machine
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.program.program import Program
-from shardweave.planners.auto import plan_auto
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
-from shardweave.planners.auto.planner import AutoOptions
+from shardweave.planners.auto.planner import AutoOptions, plan_auto
 from shardweave.planners.auto.plans import PlanMaker
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.space.constraints import Constraints, point_of

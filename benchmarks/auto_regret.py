@@ -34,10 +34,9 @@ from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.text import without_gc
-from shardweave.planners.auto import plan_auto
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
-from shardweave.planners.auto.planner import AutoOptions
+from shardweave.planners.auto.planner import AutoOptions, plan_auto
 from shardweave.planners.auto.plans import PlanMaker
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.space.constraints import Constraints, with_memory

@@ -39,7 +39,7 @@ import torch
 from shardweave.benchmarks.fuzz_cases import clean, warm_up
 from shardweave.benchmarks.fuzz_entries import KINDS
 from shardweave.driver.checking.validate import ValidationError
-from shardweave.driver.errors import PLAIN
+from shardweave.driver.cli import PLAIN
 from shardweave.passes.pipeline import PassError
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -20,7 +20,7 @@ from rich.table import Table
 
 import shardweave as sw
 from shardweave.backends.reference.reference import Key, values_of
-from shardweave.backends.reference.virtual_ranks import global_argument, run_ops, virtual_mesh
+from shardweave.backends.reference.virtual_ranks import global_argument, run_op_by_op, virtual_mesh
 from shardweave.driver.models.models import build_example
 from shardweave.ir.program.program import Program
 from shardweave.planners.cost.memory import peak_memory
@@ -37,7 +37,7 @@ def held_and_seconds(program: Program, values: dict[Key, torch.Tensor]) -> tuple
     for slot in program.arguments:
         held[slot.value] = [global_argument(program, slot, values)]
     start = time.process_time()
-    run_ops(program, held, virtual_mesh(program))
+    list(run_op_by_op(program, held, virtual_mesh(program)))
     return held.most, time.process_time() - start
 
 

@@ -37,7 +37,7 @@ from shardweave.planners.oppa.choosers import (
     BayesianChooser,
     Chooser,
 )
-from shardweave.planners.oppa.search import run_trials
+from shardweave.planners.oppa.planner import run_trials
 from shardweave.planners.trials.space import Configuration
 from shardweave.planners.trials.trials import Record
 

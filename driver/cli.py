@@ -49,13 +49,11 @@ PLAIN = (ValueError, OSError)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 for success, 1 for failure, 2 for wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    options = argparse.Namespace(debug=False)
     try:
         parser = command_line()
         given = argparse.Namespace(arguments=arguments, parser=parser)
         options = parser.parse_args(arguments, given)
-    except SystemExit as exit_:
-        return exit_.code if isinstance(exit_.code, int) else 2
-    try:
         with heard_by(_print_note):
             load_plugins()
             load_passes(getattr(options, "load", ()))
@@ -63,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = options.func(options)
         sys.stdout.flush()
         return code
+    except SystemExit as exit_:  # of argparse, or of a process that is told to end
+        return exit_.code if isinstance(exit_.code, int) else 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

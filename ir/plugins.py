@@ -16,7 +16,7 @@ def load_plugins() -> None:
     for plugin in sorted(entry_points(group=GROUP), key=lambda plugin: plugin.name):
         try:
             plugin.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             package = plugin.dist.name if plugin.dist else "an unknown package"
             raise ValueError(
                 f"the plugin '{plugin.name}' ({plugin.value}) of {package} fails: "

@@ -9,12 +9,12 @@ from shardweave.ir.suggest import did_you_mean
 from shardweave.passes.registry import GENERATED, PASSES
 
 PLANNERS: dict[str, str] = {
-    "amp": "shardweave.planners.amp:plan_amp",
-    "auto": "shardweave.planners.auto:plan_auto",
-    "axonn": "shardweave.planners.axonn:plan_axonn",
+    "amp": "shardweave.planners.amp.planner:plan_amp",
+    "auto": "shardweave.planners.auto.planner:plan_auto",
+    "axonn": "shardweave.planners.axonn.planner:plan_axonn",
     "megatron": "shardweave.planners.megatron.planner:plan_megatron",
-    "oases": "shardweave.planners.oases:plan_oases",
-    "oppa": "shardweave.planners.oppa:plan_oppa",
+    "oases": "shardweave.planners.oases.planner:plan_oases",
+    "oppa": "shardweave.planners.oppa.planner:plan_oppa",
     "replicated": "shardweave.planners.plan.replicated:plan_replicated",
 }
 """`name` -> `module:function`; a planner takes a program and a mesh and returns a Plan."""

@@ -179,6 +179,9 @@ class Projector:
         return basis.T @ x
 
 
+Projector.__module__ = "someones_optimizers"  # objects of our own package are not searched
+
+
 class InObjects(Rule):
     """A momentum, and objects that hold tensors, in the state and by the parameter's identity."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -113,34 +112,29 @@ def _inbox(program: Program, runtime: Runtime) -> dict[int, Sequence[ExpectedMes
     return expected_by_rank
 
 
-@dataclass(frozen=True)
-class _MicroBatchMail:
-    """Sends and receives the messages of one run of a function."""
-
-    mail: Mail
-    runner: StagedRunner
-    stage: int
-    run: Run
-
-    def send(self, x: Tensor, to: int, name: str) -> None:
-        for place in self.runner.places.goals(self.run, self.stage, to):
-            goal = self.runner.runtime.rank_at(place)
-            self.mail.send(x, goal, (self.stage, to, name, self.run.micro_batch))
-
-    def recv(self, source: int, name: str) -> Tensor:
-        place = self.runner.places.source(source, self.run.micro_batch)
-        address: Address = source, self.stage, name, self.run.micro_batch
-        return self.mail.receive(self.runner.runtime.rank_at(place), address)
-
-
 class RankStep(StagedStep[Tensor]):
-    """A step of a staged program, as one rank runs it."""
+    """A step of a staged program, as one rank runs it. It sends and receives the messages of the
+    function that runs."""
 
     def __init__(self, runner: StagedRunner, given: Mapping[Key, Tensor], mail: Mail) -> None:
         super().__init__(given)
         self.runner = runner
         self.mail = mail
         self.returned: dict[Key, Tensor] = {}
+        self._stage = 0
+        self._run: Run | None = None
+
+    def send(self, x: Tensor, to: int, name: str) -> None:
+        assert self._run is not None
+        for place in self.runner.places.goals(self._run, self._stage, to):
+            goal = self.runner.runtime.rank_at(place)
+            self.mail.send(x, goal, (self._stage, to, name, self._run.micro_batch))
+
+    def recv(self, source: int, name: str) -> Tensor:
+        assert self._run is not None
+        place = self.runner.places.source(source, self._run.micro_batch)
+        address: Address = source, self._stage, name, self._run.micro_batch
+        return self.mail.receive(self.runner.runtime.rank_at(place), address)
 
     def run(self, run: Run, slots: Slots, last: frozenset[Place]) -> None:
         joined = self.runner.joined.get(run.function)
@@ -152,7 +146,7 @@ class RankStep(StagedStep[Tensor]):
         self, slots: Slots, run: Run, arguments: dict[Key, Tensor]
     ) -> Mapping[Key, Tensor]:
         runtime = self.runner.runtime
-        runtime.messages = _MicroBatchMail(self.mail, self.runner, slots.stage, run)
+        self._stage, self._run, runtime.messages = slots.stage, run, self
         position.at_micro_batch(run.micro_batch)
         results = self.runner.loaded[run.function](runtime, arguments)
         runtime.messages = None

@@ -38,13 +38,6 @@ class OptimizerNote(UserWarning):
     """An optimizer's step gathers whole parameters, since its update is not elementwise."""
 
 
-class _Known(NamedTuple):
-    """The reads of an optimizer's last step. key: the settings that they depend on."""
-
-    key: tuple[Any, ...]
-    reads: Reads
-
-
 class _Running(NamedTuple):
     """The step that is running. random: restores this rank's own random state after it."""
 
@@ -56,7 +49,8 @@ _MESHES: dict[int, ref[DeviceMesh]] = {}
 _RUNNING: list[_Running] = []
 """The step that is running, if any; at most one."""
 
-_KNOWN: WeakKeyDictionary[Optimizer, _Known] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Optimizer, tuple[Any, Reads]] = WeakKeyDictionary()
+"""The settings that the reads of an optimizer's last step depend on, and these reads."""
 
 
 def watch(mesh: DeviceMesh) -> DeviceMesh:
@@ -181,8 +175,8 @@ def _reads(
         return Reads(sharded, sharded, "its step calls a closure")
     key = (tuple(has_gradient), has_closure, tuple(map(_settings, optimizer.param_groups)))
     known = _KNOWN.get(optimizer)
-    if known is not None and is_known and known.key == key:
-        return known.reads
+    if known is not None and is_known and known[0] == key:
+        return known[1]
     sizes = _sizes(parameters)
     try:
         reads = reads_of(optimizer, parameters, sizes, has_gradient, has_closure=has_closure)
@@ -192,7 +186,7 @@ def _reads(
             "shardweave does that for it; use its single-process version, such as "
             "SingleDeviceMuon."
         ) from error
-    _KNOWN[optimizer] = _Known(key, reads)
+    _KNOWN[optimizer] = key, reads
     return reads
 
 

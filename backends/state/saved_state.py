@@ -186,22 +186,16 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 # Loading
 
 
-class SavedIndex(NamedTuple):
-    """The index of a checkpoint, which holds `values` and `parts` of its `SavedState`."""
-
-    values: dict[str, Any]
-    parts: dict[str, list[Part]]
-
-
-def read_index(text: bytes, keys: Iterable[str]) -> SavedIndex:
-    """Parse an index. keys: keys of the saved tensors. CheckpointError if the index is damaged."""
+def read_index(text: bytes, keys: Iterable[str]) -> SavedState:
+    """Parse an index: a state without its tensors. keys: keys of the saved tensors. Raises
+    CheckpointError if the index is damaged."""
     try:
         read = torch.load(io.BytesIO(text), weights_only=True)
         parts = {
             entry: [Part(tuple(path), key) for path, key in rows]
             for entry, rows in read["parts"].items()
         }
-        index = SavedIndex(dict(read["values"]), parts)
+        index = SavedState({}, dict(read["values"]), parts)
     except Exception as error:  # torch.load raises whatever a damaged file leads to
         raise CheckpointError(f"its index cannot be read: {first_line(error)}") from error
     missing = {part.key for rows in parts.values() for part in rows} - {*keys}
@@ -212,7 +206,7 @@ def read_index(text: bytes, keys: Iterable[str]) -> SavedIndex:
     return index
 
 
-def check_entries(index: SavedIndex, state: Mapping[str, Any]) -> None:
+def check_entries(index: SavedState, state: Mapping[str, Any]) -> None:
     """Raises CheckpointError unless the checkpoint has every entry of the state, and exactly the
     entries that are optimizers were saved from optimizers."""
     for entry, content in state.items():
@@ -230,7 +224,7 @@ def check_entries(index: SavedIndex, state: Mapping[str, Any]) -> None:
             )
 
 
-def targets(index: SavedIndex, state: Mapping[str, Any], saved: Metadata) -> dict[str, Tensor]:
+def targets(index: SavedState, state: Mapping[str, Any], saved: Metadata) -> dict[str, Tensor]:
     """Return the tensors to load into, by key: a module's own tensors, new ones for optimizers."""
     tensors: dict[str, Tensor] = {}
     for entry, content in state.items():
@@ -295,7 +289,7 @@ def _beside(parameter: Tensor, saved: TensorStorageMetadata) -> Tensor:
     return torch.empty(saved.size, dtype=dtype, device=parameter.device)
 
 
-def put_together(index: SavedIndex, state: Mapping[str, Any], loaded: Mapping[str, Tensor]) -> None:
+def put_together(index: SavedState, state: Mapping[str, Any], loaded: Mapping[str, Tensor]) -> None:
     """Load each entry's values and tensors into its module, optimizer or other object."""
     for entry, content in state.items():
         value, rows = index.values[entry], index.parts.get(entry, [])

@@ -145,12 +145,6 @@ def without_addresses(text: str) -> str:
     return re.sub(r"\bat 0x[0-9a-f]+", "", text)
 
 
-def require_same_model(model: nn.Module) -> None:
-    """Raises AgreementError on every rank unless models have the same modules and tensors; the
-    values of tensors may differ. Collective."""
-    require_same("the model", describe_model(model), "make the same model on every rank")
-
-
 def require_same_values(tensors: Mapping[str, Tensor]) -> None:
     """Raises AgreementError on every rank unless tensors, by name, are equal. Collective."""
     if is_alone():

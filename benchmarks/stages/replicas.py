@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Literal
 
 from shardweave.benchmarks.stages.events import Message
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.links import Nic
 from shardweave.planners.cost.model import CostModel
 
 SyncStep = Literal["gather", "scatter", "sum"]
@@ -16,6 +16,9 @@ SyncStep = Literal["gather", "scatter", "sum"]
 or further replicas have too, is summed."""
 
 Sync = tuple[SyncStep, ...]
+
+Nic = tuple[Literal["out", "in"], int]
+"""One direction of a node's network adapters."""
 
 
 @dataclass(frozen=True)
@@ -59,3 +62,15 @@ def _nics_of(cluster: Cluster) -> tuple[Nic, ...]:
     """The NICs of all nodes, which rings of all ranks occupy both ways."""
     nodes = sorted({cluster.place(rank)[0] for rank in range(cluster.num_devices)})
     return (*(("out", node) for node in nodes), *(("in", node) for node in nodes))
+
+
+def nics_between(
+    cluster: Cluster, senders: Sequence[int], receivers: Sequence[int]
+) -> tuple[Nic, ...]:
+    """The NICs that messages occupy which are sent at the same time."""
+    pairs = zip(senders, receivers, strict=True)
+    nodes = [(cluster.place(left)[0], cluster.place(right)[0]) for left, right in pairs]
+    crossing = [(left, right) for left, right in nodes if left != right]
+    leaving = dict.fromkeys(left for left, _ in crossing)
+    entering = dict.fromkeys(right for _, right in crossing)
+    return (*(("out", node) for node in leaving), *(("in", node) for node in entering))

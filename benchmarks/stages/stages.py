@@ -17,10 +17,10 @@ from shardweave.benchmarks.stages.events import (
     most_in_flight,
     order_of,
 )
-from shardweave.benchmarks.stages.replicas import ReplicaLinks, Sync
+from shardweave.benchmarks.stages.replicas import ReplicaLinks, Sync, nics_between
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster, PlacedCluster, likeness, on_devices
-from shardweave.planners.cost.links import transfer_of
+from shardweave.planners.cost.links import transfer_s
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.workload import BlockWork, Workload
@@ -306,9 +306,8 @@ def between(
         left, right = stage.cluster.order, other.cluster.order
         messages: list[Message] = []
         for source, goal in ((left, right), (right, left)):
-            way = transfer_of(cluster, list(zip(source, goal, strict=True)))
-            seconds = way.latency_s + (size / way.bandwidth_bytes_s if size else 0.0)
-            messages.append(Message(seconds, way.nics))
+            seconds = transfer_s(cluster, source, goal, size)
+            messages.append(Message(seconds, nics_between(cluster, source, goal)))
         found.append((messages[0], messages[1]))
     return found
 

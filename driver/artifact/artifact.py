@@ -1,7 +1,7 @@
 """The file of a step that was compiled ahead: a zip archive of texts and tensors.
 
 `manifest.json` has versions, mesh, options, guards and outputs; `program.mlir` and `plan.json` are
-as elsewhere; `constants/` has the bytes of tensors of the model's code. Nothing in it is executed:
+as elsewhere; `constants.pt` has the tensors of the model's code. Nothing in it is executed:
 a rank emits its modules from the program, in a twentieth of the time that capture and passes take,
 and audits them as those of any text. The manifest names no classes but those that the process has
 defined. The program was verified when the file was made; a digest shows that it is still that one.
@@ -25,8 +25,8 @@ from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
 from shardweave.__init__ import __version__
 from shardweave.ir.mesh.mesh import Mesh
 
-MANIFEST, PROGRAM, PLAN, CONSTANTS = "manifest.json", "program.mlir", "plan.json", "constants/"
-"""The members of an artifact; the last is a folder."""
+MANIFEST, PROGRAM, PLAN, CONSTANTS = "manifest.json", "program.mlir", "plan.json", "constants.pt"
+"""The members of an artifact."""
 
 ANEW = "make a new artifact (shardweave compile, sw.precompile)"
 

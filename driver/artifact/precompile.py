@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from shardweave.backends.step.step_call import StepCall
 from shardweave.driver.artifact.artifact import CONSTANTS, PLAN, PROGRAM, Artifact, versions
@@ -63,10 +63,6 @@ def precompile(request: Request) -> Lowered:
         "options": options,
         "guards": guards,
         "returned": outputs_to_json(lowered.returned),
-        "constants": [
-            (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-            for name, tensor in constants.items()
-        ],
         "notes": lowered.notes,
         "warnings": lowered.warnings,
         "num_captured_ops": lowered.num_captured_ops,
@@ -74,8 +70,9 @@ def precompile(request: Request) -> Lowered:
     members = {PROGRAM: print_module(lowered.program.module, locations=True).encode()}
     if lowered.plan is not None:
         members[PLAN] = lowered.plan.to_json().encode()
-    for index, tensor in enumerate(constants.values()):
-        members[f"{CONSTANTS}{index}"] = _bytes_of(tensor)
+    content = BytesIO()
+    torch.save({name: tensor.detach().cpu().clone() for name, tensor in constants.items()}, content)
+    members[CONSTANTS] = content.getvalue()
     Artifact(path, manifest, members).write()
     return lowered
 
@@ -96,20 +93,5 @@ def start_from(artifact: Artifact, request: Request, call: StepCall) -> Lowered:
         outputs_from_json(manifest["returned"], homes),
         manifest["num_captured_ops"],
         lowering_s=perf_counter() - start_s,
-        constants={
-            name: _tensor_of(members[f"{CONSTANTS}{index}"], dtype, shape)
-            for index, (name, dtype, shape) in enumerate(manifest["constants"])
-        },
+        constants=torch.load(BytesIO(members[CONSTANTS]), weights_only=True),
     )
-
-
-def _bytes_of(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-
-
-def _tensor_of(content: bytes, dtype: str, shape: list[int]) -> Tensor:
-    if not content:
-        return torch.empty(shape, dtype=getattr(torch, dtype))
-    flat = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    return flat.view(getattr(torch, dtype)).reshape(shape)

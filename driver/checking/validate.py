@@ -279,31 +279,41 @@ class ProvedPassError(PassError):
 
 
 class Prover(Observer):
-    """Proves, after each pass that changes the program, that it equals the one before all passes.
+    """Proves, after each pass, that the program equals the one before all passes; from the pass
+    block-experts on, the result of that pass. Raises ProvedPassError, which names the pass.
 
-    From the pass block-experts on, proofs are against its result. last: the last proof. Raises
-    ProvedPassError, which names the pass.
+    goal: the program before all passes; by default, the one before the first that is seen. each:
+    whether to prove each pass; if False, only `proof_of` proves. last: the last proof. is_blocked:
+    whether block-experts changed the program.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, goal: Program | None = None, *, each: bool = True) -> None:
         self.last: Proof | None = None
-        self._goal: Program | None = None
+        self.is_blocked = False
+        self._goal, self._each = goal, each
+        self._unblocked: Program | None = None
 
     def before(self, pass_: ModulePass, program: Program) -> None:
         if self._goal is None:
             self._goal = program.clone()
+        if pass_.name == BlockExpertsPass.name:
+            self._unblocked = program.clone()
 
     def after(self, pass_: ModulePass, program: Program) -> None:
-        assert self._goal is not None
-        if pass_.name == BlockExpertsPass.name:
-            self._goal = program.clone()
+        if pass_.name == BlockExpertsPass.name and program != self._unblocked:
+            self._goal, self.is_blocked = program.clone(), True
         try:
-            self.last = prove(program, against=self._goal)
+            self.last = self.proof_of(program) if self._each else None
         except ProofError as error:
             raise ProvedPassError(
                 f"after pass '{pass_.name}', the program is not proved to compute what it "
                 f"computed before the passes: {error}"
             ) from error
+
+    def proof_of(self, program: Program) -> Proof:
+        """Prove that a program computes the goal. Raises ProofError."""
+        assert self._goal is not None
+        return prove(program, against=self._goal)
 
 
 def run_and_validate(

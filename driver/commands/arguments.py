@@ -9,11 +9,15 @@ import argparse
 import importlib.util
 import math
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from shardweave.passes.presets import PREFIX, SUMMARIES
+
+T = TypeVar("T")
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
@@ -100,7 +104,8 @@ def add_load(command: argparse.ArgumentParser) -> None:
 
 
 def load_passes(paths: Sequence[str]) -> None:
-    """Run Python files that register passes. Raises ValueError for a path that is no such file."""
+    """Run Python files that register passes. Raises ValueError for a path that is no such file,
+    and for a file that fails."""
     for path in paths:
         file = Path(path)
         if not file.is_file() or file.suffix != ".py":
@@ -112,7 +117,21 @@ def load_passes(paths: Sequence[str]) -> None:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
-        spec.loader.exec_module(module)
+        run_user_code(f"--load {path}", partial(spec.loader.exec_module, module))
+
+
+def run_user_code(where: str, make: Callable[[], T]) -> T:
+    """Call the user's code. Raises ValueError if it fails, or ends the program."""
+    try:
+        return make()
+    except (Exception, SystemExit) as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+        at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        ended = "ended the program" if isinstance(error, SystemExit) else "failed"
+        raise ValueError(
+            f"{where} {ended}{at} ({' '.join(said.split())}); --debug shows the traceback."
+        ) from error
 
 
 def add_cluster(command: argparse.ArgumentParser, *, required: bool = True, why: str = "") -> None:

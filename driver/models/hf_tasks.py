@@ -61,6 +61,11 @@ def _random_tokens(config: PreTrainedConfig, size: InputSize) -> Tensor:
     return torch.randint(0, vocab, (size.batch, size.seq))
 
 
+def _classes(config: PreTrainedConfig, *shape: int) -> Tensor:
+    """Int64 in [0, number of classes)."""
+    return torch.randint(0, config.num_labels or 2, shape)
+
+
 def _causal_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
     tokens = _random_tokens(config, size)
     return {"input_ids": tokens, "labels": tokens.clone()}
@@ -83,7 +88,7 @@ def _masked_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tenso
 
 
 def _image_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
-    labels = torch.randint(0, config.num_labels or 2, (size.batch,))
+    labels = _classes(config, size.batch)
     if getattr(config, "vocab_size", None) and not hasattr(config, "num_channels"):
         return {"input_ids": _random_tokens(config, size), "labels": labels}  # pixels as tokens
     channels = getattr(config, "num_channels", 3)
@@ -94,18 +99,16 @@ def _image_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor
 
 def _sound_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
     """Waves of `seq` times the samples of a frame, or spectrograms, and a class for each."""
+    labels = _classes(config, size.batch)
+    shape = size.batch, size.seq * math.prod(getattr(config, "conv_stride", (1,)))
     if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):
-        labels = torch.randint(0, config.num_labels or 2, (size.batch,))
-        shape = (size.batch, config.max_length, config.num_mel_bins)
-        return {"input_values": torch.randn(shape, dtype=size.dtype), "labels": labels}
-    samples = size.seq * math.prod(getattr(config, "conv_stride", (1,)))
-    labels = torch.randint(0, config.num_labels or 2, (size.batch,))
-    return {"input_values": torch.randn(size.batch, samples, dtype=size.dtype), "labels": labels}
+        shape = size.batch, config.max_length, config.num_mel_bins
+    return {"input_values": torch.randn(shape, dtype=size.dtype), "labels": labels}
 
 
 def _detection_inputs(config: PreTrainedConfig, size: InputSize) -> dict[str, Tensor]:
     """Images, and for each query a class and a box."""
-    classes = torch.randint(0, config.num_labels or 2, (size.batch, config.num_queries, 1))
+    classes = _classes(config, size.batch, config.num_queries, 1)
     boxes = torch.rand(size.batch, config.num_queries, 4, dtype=size.dtype)
     pixels = torch.randn(size.batch, 3, size.image_size, size.image_size, dtype=size.dtype)
     return {"pixel_values": pixels, "labels": torch.cat([classes.to(size.dtype), boxes], -1)}

@@ -7,7 +7,6 @@ import importlib
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 
+from shardweave.driver.commands.arguments import run_user_code
 from shardweave.driver.model_size import ModelSize, check_option, check_size
 from shardweave.driver.models.gpt import GPTConfig, build_gpt
 from shardweave.driver.models.hf import build_hf
@@ -229,7 +229,7 @@ def _hf_options(text: str) -> tuple[str, dict[str, Option]]:
 def _factory_example(module_name: str, attribute: str, dtype: torch.dtype) -> Example:
     factory = _import_factory(module_name, attribute)
     where = f"factory {module_name}:{attribute}"
-    made = _ours(where, factory)
+    made = run_user_code(where, factory)
     if isinstance(made, tuple) and len(made) == 2:
         module, batch = made
         made = Example(module, _by_name(where, module, batch))
@@ -248,20 +248,6 @@ def _factory_example(module_name: str, attribute: str, dtype: torch.dtype) -> Ex
         for name, value in made.kwargs.items()
     }
     return Example(made.module.to(dtype), inputs, (*made.notes, note))
-
-
-def _ours(where: str, make: Callable[[], Any]) -> Any:
-    """Call the user's code. Raises ValueError if it fails, or ends the program."""
-    try:
-        return make()
-    except (Exception, SystemExit) as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-        at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        ended = "ended the program" if isinstance(error, SystemExit) else "failed"
-        raise ValueError(
-            f"{where} {ended}{at} ({' '.join(said.split())}); --debug shows the traceback."
-        ) from error
 
 
 def _by_name(where: str, module: Any, batch: Any) -> Any:
@@ -311,7 +297,9 @@ def _import_factory(module_name: str, attribute: str) -> Callable[[], Any]:
         # A console script's path starts at the script, but people name modules from where they are.
         sys.path.append(os.getcwd())
     try:
-        module = _ours(f"importing {module_name}", lambda: importlib.import_module(module_name))
+        module = run_user_code(
+            f"importing {module_name}", lambda: importlib.import_module(module_name)
+        )
     except ValueError as error:
         missing = error.__cause__
         if not isinstance(missing, ModuleNotFoundError):

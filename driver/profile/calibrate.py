@@ -17,10 +17,19 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shardweave.planners.cost.cluster import Cluster, CollectiveTimes, DeviceType, NodeType, Points
+from shardweave.planners.cost.cluster import (
+    Cluster,
+    CollectiveTimes,
+    DeviceType,
+    Island,
+    MeasuredRing,
+    NodeType,
+    Points,
+)
 from shardweave.planners.cost.quantity import counted
 
 Floats = NDArray[np.float64]
+Linked = TypeVar("Linked", NodeType, Island, MeasuredRing)
 
 
 class Timed(Protocol):
@@ -67,7 +76,6 @@ class Calibration:
     before: float
     after: float
     left_out: float
-    penalty: float
     unmoved: tuple[str, ...]
 
 
@@ -83,14 +91,14 @@ def calibrate(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) -> C
     names = list(KNOBS)
     logs: Floats = np.zeros(len(names))
     first: Floats | None = None
-    slopes, left_out, penalty = np.zeros((len(timed), len(names))), math.inf, PENALTIES[-1]
+    slopes, left_out = np.zeros((len(timed), len(names))), math.inf
     for _ in range(ROUNDS):
         errors, slopes = _linearised(cluster, timed, predict, logs)
         first = errors if first is None else first
         # Errors as they were at factors of one, by the slopes here.
-        logs, left_out, penalty = _ridge(errors - slopes @ logs, slopes)
+        logs, left_out = _ridge(errors - slopes @ logs, slopes)
     factors = dict(zip(names, np.exp(logs).tolist(), strict=True))
-    refined = _within_peak(scaled(cluster, factors))
+    refined = scaled(cluster, factors, most=1.0)
     after = _log_errors(refined, timed, predict)
     assert first is not None, "there is a round at least"
     return Calibration(
@@ -100,7 +108,6 @@ def calibrate(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) -> C
         before=_mean_error(first),
         after=_mean_error(after),
         left_out=left_out,
-        penalty=penalty,
         unmoved=tuple(
             name
             for name, row in zip(names, slopes.T, strict=True)
@@ -135,16 +142,16 @@ def _log_errors(cluster: Cluster, runs: Sequence[Run], predict: Predict[Run]) ->
     return np.array([math.log(predict(run, named) / run.step_s) for run in runs])
 
 
-def _ridge(errors: Floats, slopes: Floats) -> tuple[Floats, float, float]:
-    """Return the factors' logarithms, the mean leave-one-out error, and the penalty chosen."""
-    best: tuple[Floats, float, float] | None = None
+def _ridge(errors: Floats, slopes: Floats) -> tuple[Floats, float]:
+    """Return the factors' logarithms, and the mean leave-one-out error."""
+    best: tuple[Floats, float] | None = None
     for penalty in reversed(PENALTIES):
         inverse = np.linalg.inv(slopes.T @ slopes + len(errors) * penalty * np.eye(slopes.shape[1]))
         logs = -inverse @ slopes.T @ errors
         leverage = np.einsum("ij,jk,ik->i", slopes, inverse, slopes)
         left_out = _mean_error((errors + slopes @ logs) / (1 - leverage))
         if best is None or left_out < best[1]:
-            best = logs, left_out, penalty
+            best = logs, left_out
     assert best is not None, "there are penalties"
     return best
 
@@ -153,31 +160,15 @@ def _mean_error(log_errors: Floats) -> float:
     return float(np.abs(np.exp(log_errors) - 1).mean())
 
 
-def _within_peak(cluster: Cluster) -> Cluster:
-    """Clip the cluster's efficiencies at 1: cluster files cannot have larger ones."""
-
-    def points(curve: Points) -> Points:
-        return tuple((work, min(1.0, share)) for work, share in curve)
-
-    devices = {
-        name: replace(
-            device,
-            efficiency=points(device.efficiency),
-            attention_efficiency=points(device.attention_efficiency),
-        )
-        for name, device in cluster.devices.items()
-    }
-    return replace(cluster, devices=devices)
-
-
-def scaled(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
-    """Multiply a cluster's numbers by the factors of `KNOBS` (1 for a missing factor)."""
+def scaled(cluster: Cluster, factors: Mapping[str, float], *, most: float = math.inf) -> Cluster:
+    """Multiply a cluster's numbers by the factors of `KNOBS` (1 for a missing factor). most: the
+    largest efficiency; cluster files cannot have one above 1."""
 
     def of(name: str) -> float:
         return factors.get(name, 1.0)
 
     def points(curve: Points) -> Points:
-        return tuple((work, share * of("products")) for work, share in curve)
+        return tuple((work, min(most, share * of("products"))) for work, share in curve)
 
     def device(of_type: DeviceType) -> DeviceType:
         return replace(
@@ -189,18 +180,14 @@ def scaled(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
             overhead_s=of_type.overhead_s * of("host"),
         )
 
+    def linked(part: Linked) -> Linked:
+        return replace(part, bandwidth_bytes_s=part.bandwidth_bytes_s * of("links"))
+
     def node(of_type: NodeType) -> NodeType:
         return replace(
-            of_type,
-            bandwidth_bytes_s=of_type.bandwidth_bytes_s * of("links"),
-            islands=tuple(
-                replace(each, bandwidth_bytes_s=each.bandwidth_bytes_s * of("links"))
-                for each in of_type.islands
-            ),
-            rings=tuple(
-                replace(each, bandwidth_bytes_s=each.bandwidth_bytes_s * of("links"))
-                for each in of_type.rings
-            ),
+            linked(of_type),
+            islands=tuple(map(linked, of_type.islands)),
+            rings=tuple(map(linked, of_type.rings)),
             nic_bandwidth_bytes_s=of_type.nic_bandwidth_bytes_s * of("network"),
         )
 

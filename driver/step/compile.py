@@ -15,7 +15,8 @@ from shardweave.backends.step.bound import BoundProgram, device_of
 from shardweave.backends.step.compiled_module import CompiledModule
 from shardweave.backends.step.step_call import AUTOGRAD, StepCall
 from shardweave.backends.watch import watchdog
-from shardweave.backends.watch.agreement import require_same, require_same_model
+from shardweave.backends.watch.agreement import describe_model, require_same
+from shardweave.driver.artifact.artifact import Artifact
 from shardweave.driver.artifact.precompile import start_from
 from shardweave.driver.processes import world
 from shardweave.driver.signature import taking
@@ -127,8 +128,8 @@ def compile(request: Request) -> CompiledModule:
     request = replace(request, device=device)
     agree(request)
     call = example_call(request)
-    if request.compiled_ahead is not None:
-        lowered = start_from(request.compiled_ahead, request, call)
+    if isinstance(request.artifact, Artifact):
+        lowered = start_from(request.artifact, request, call)
     else:
         make = partial(lowered_step, call=call)
         lowered = on_rank_0(request, call, lambda: made_here(request, call, make, is_first=True))
@@ -151,7 +152,8 @@ def join_mesh(request: Request) -> torch.device:
 def agree(request: Request) -> None:
     """Raise AgreementError on every rank unless all ranks compile the same. Collective."""
     if request.has_processes and request.devices.num_devices > 1:
-        require_same_model(request.model)
+        model = describe_model(request.model)
+        require_same("the model", model, "make the same model on every rank")
         what = describe_request(request)
         require_same("what is compiled", what, "call compile alike on every rank")
 

@@ -26,20 +26,17 @@ from shardweave.ir.capture.outputs import Outputs
 from shardweave.ir.dialects.types import form_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
-from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.text import print_module
 from shardweave.ir.sharding.padding import notes_on_padding
 from shardweave.ir.verify import program as verified
 from shardweave.passes.kernels.unfuse_kernels import has_regions
 from shardweave.passes.notes import unheard
-from shardweave.passes.observers import Observer
+from shardweave.passes.observers import Observer, Observers
 from shardweave.passes.pipeline import PassError, run_passes
-from shardweave.passes.prepare.block_experts import BlockExpertsPass
 from shardweave.passes.stages.batches import JoinedMicroBatches
 from shardweave.planners.lowering.other_shapes import in_one_micro_batch
 from shardweave.planners.lowering.partition import partition
-from shardweave.planners.lowering.plan_passes import plan_passes
 from shardweave.planners.lowering.stages.choose import with_pipeline
 from shardweave.planners.megatron.planner import EXPERT
 from shardweave.planners.plan.plan import Plan
@@ -50,6 +47,7 @@ from shardweave.planners.planning import resolve_plan
 from shardweave.planners.registry import PLANNERS
 
 if TYPE_CHECKING:
+    from shardweave.driver.checking.validate import Prover
     from shardweave.ir.capture.capture import Captured
 
 Stored = Mapping[Key, Sharding]
@@ -223,8 +221,8 @@ def _in_shards(plan: Plan, request: Request) -> Plan:
 
 def lowered_step(request: Request, call: StepCall) -> Lowered:
     """Return each rank's program for the example: captured, planned and lowered, or given."""
-    if request.given is not None:
-        return as_given(request.given)
+    if isinstance(request.program, Program):
+        return as_given(request.program)
     captured = capture_call(request, call)
     plan = choose_plan(captured.program, request)
     return lower(request, call, captured, plan)
@@ -300,11 +298,15 @@ def _partitioned(
     program: Program, plan: Plan | None, request: Request, call: StepCall, stored: Stored | None
 ) -> tuple[Program, tuple[str, ...]]:
     """Return the local program, and notes: on the plan's unused parts, validation and proof."""
-    observer = None
+    observers: list[Observer] = []
     notes: list[str] = []
     if request.validate:
-        observer, note = _validator(program, request, call)
+        validator, note = _validator(program, request, call)
+        observers += [] if validator is None else [validator]
         notes.append(note)
+    prover = _prover(program) if request.prove else None
+    observers += [] if prover is None else [prover]
+    observer = Observers(observers) if observers else None
     buffers = {name: s for (kind, name), s in (stored or {}).items() if kind == "buffer"}
     local = partition(
         program, request.devices, plan, request.passes, observer, buffers, tell=notes.append
@@ -313,34 +315,17 @@ def _partitioned(
     if regions and not has_regions(local):
         with unheard():
             local = run_passes(local, regions)
-    if request.prove:
-        notes.append(_proof_of(local, program, plan))
+    if prover is not None:
+        proof, blocked = prover.proof_of(local), "as block-experts gives them, which is not proved"
+        words = f"the {proof.num_ops} ops of each rank are proved to compute the model's results"
+        notes.append(f"{words}, {blocked}" if prover.is_blocked else words)
     return local, tuple(notes)
 
 
-def _proof_of(local: Program, program: Program, plan: Plan | None) -> str:
-    """Prove that a local program computes the captured one; returns a note. Raises ProofError."""
-    from shardweave.ir.proof.prove import prove
+def _prover(program: Program) -> Prover:
+    from shardweave.driver.checking.validate import Prover
 
-    goal = _blocked(program, plan)
-    proof = prove(local, against=goal)
-    given = "" if goal is program else ", as block-experts gives them, which is not proved"
-    return f"the {proof.num_ops} ops of each rank are proved to compute the model's results{given}"
-
-
-def _blocked(program: Program, plan: Plan | None) -> Program:
-    """The program after block-experts, if that changes it, else the program itself."""
-    if plan is None:
-        return program
-    passes = plan_passes(plan)
-    names = [each.name for each in passes]
-    if BlockExpertsPass.name not in names or not any(spec_of(op).grouped for op in program.ops):
-        return program
-    last = names.index(BlockExpertsPass.name)
-    with unheard():
-        before = run_passes(program, passes[:last])
-        after = run_passes(before, passes[last : last + 1])
-    return program if after == before else after
+    return Prover(program, each=False)
 
 
 def _validator(program: Program, request: Request, call: StepCall) -> tuple[Observer | None, str]:

@@ -147,7 +147,7 @@ class Request(CompileOptions):
     """A model to compile, its example batch, and the options.
 
     Once it is checked (`checks.check_request`), `mesh` is a Mesh, or None while a planner is to
-    choose it, and `program` is a Program.
+    choose it, `program` a Program, and `artifact` an Artifact.
     """
 
     model: nn.Module
@@ -163,18 +163,6 @@ class Request(CompileOptions):
             return Mesh(data=find_cluster(self.cluster).num_devices)
         assert isinstance(self.mesh, Mesh)
         return self.mesh
-
-    @property
-    def given(self) -> Program | None:
-        """The program that is run as it is."""
-        assert not isinstance(self.program, str)
-        return self.program  # pyright: ignore[reportReturnType]
-
-    @property
-    def compiled_ahead(self) -> Artifact | None:
-        """The artifact from which this step starts: a step that was compiled ahead."""
-        assert not isinstance(self.artifact, str)
-        return self.artifact  # pyright: ignore[reportReturnType]
 
     def on_mesh_of(self, plan: Plan | None) -> Request:
         """Return the request with the plan's mesh, if the planner was to choose the mesh. Raises

@@ -63,7 +63,7 @@ class Step(ShardedState):
     are; makes what finds the program of each call. sync: whether rank 0 sends its values of
     parameters and buffers; with False, ranks compare digests of theirs, and all raise
     AgreementError if they differ. The caller makes sure that the ranks' models are the same except
-    for values (`agreement.require_same_model`). sources, optimizers: as in `ShardedState`.
+    for values. sources, optimizers: as in `ShardedState`.
     backward: whether gradients arrive at `backward()` (`AUTOGRAD`) or in the call (`IN_CALL`).
     """
 

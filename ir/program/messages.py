@@ -52,10 +52,7 @@ def places_that_talk(program: Program) -> list[tuple[int, int]]:
     """Pairs (sender, receiver) that exchange messages, as coordinates on the stage axis."""
     places = StagePlaces.of(program)
     functions = functions_of(program)
-    goals = {
-        name: {op.to for op in function.ops if isinstance(op, SendOp)}
-        for name, function in functions.items()
-    }
+    goals = {name: {op.to for op in function.sends} for name, function in functions.items()}
     pairs = {
         (run.at, goal)
         for _, run in runs_of(program)

@@ -30,7 +30,7 @@ from typing import Literal, cast
 from xdsl.dialects import builtin, func
 from xdsl.ir import Operation
 
-from shardweave.ir.dialects.dist import RunOp, SendOp
+from shardweave.ir.dialects.dist import RecvOp, RunOp, SendOp
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.mesh.mesh import Axis, Mesh
 from shardweave.ir.program.program import Program
@@ -98,6 +98,16 @@ class StageFunction(Program):
     @property
     def stage(self) -> int:
         return int(self.name.rpartition("_")[2])
+
+    @property
+    def sends(self) -> list[SendOp]:
+        """The messages to other stages, in order."""
+        return [op for op in self.ops if isinstance(op, SendOp)]
+
+    @property
+    def receives(self) -> list[RecvOp]:
+        """The messages from other stages, in order."""
+        return [op for op in self.ops if isinstance(op, RecvOp)]
 
 
 class _AloneFunction(StageFunction):
@@ -185,7 +195,7 @@ def between_stages(program: Program) -> BetweenStages | None:
     if not is_staged(program):
         return None
     sizes = {
-        name: [num_bytes(tensor_type_of(op.value)) for op in function.ops if isinstance(op, SendOp)]
+        name: [num_bytes(tensor_type_of(op.value)) for op in function.sends]
         for name, function in functions_of(program).items()
     }
     runs = [run for _, run in runs_of(program)]

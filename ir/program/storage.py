@@ -184,6 +184,19 @@ def view_source(value: SSAValue) -> SSAValue:
     return value
 
 
+def arguments_behind(value: SSAValue) -> Iterator[SSAValue]:
+    """The arguments of the program that a value is computed from."""
+    stack, seen = [value], {value}
+    while stack:
+        source = stack.pop()
+        if not isinstance(source.owner, Operation):
+            yield source
+            continue
+        fresh = [operand for operand in source.owner.operands if operand not in seen]
+        seen.update(fresh)
+        stack += fresh
+
+
 def later_ops(program: Program) -> set[Operation]:
     """Ops from each sub-batch's first backward or recompute op on, where its forward pass ends."""
     later: set[Operation] = set()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from xdsl.ir import Operation
 from xdsl.utils.exceptions import VerifyException
 
 from shardweave.ir.by_identity import ByIdentity
-from shardweave.ir.dialects.annotations import annotation_problem
+from shardweave.ir.dialects.annotations import annotation_problem, describe
 from shardweave.ir.dialects.aten import AtenOp, OpKey, key_of_op
 from shardweave.ir.dialects.dist import DistOp
+from shardweave.ir.dialects.types import shape_of
+from shardweave.ir.library.grouped import ALL_ROWS, ROW_BOUNDS, ROW_ROUTES
 from shardweave.ir.ops.aten_args import problem_of_arguments
 from shardweave.ir.ops.infer import infer_types
+from shardweave.ir.ops.registry import spec_of
+from shardweave.ir.program.program import Program
 
 _right: set[OpKey] = set()
 """Keys (name, types, arguments) of ops that were verified; a program has few distinct keys."""
@@ -74,3 +80,32 @@ def _problem_of_types(op: AtenOp) -> str | None:
         return None
     listed, wanted = (", ".join(map(str, some)) for some in (op.result_types, types))
     return f"result type is {listed}, expected {wanted}"
+
+
+def problems_of_rows(program: Program) -> Iterator[tuple[str, Operation]]:
+    """Problems of the ops that read the results of `row_bounds`, each with the op. Takes linear
+    time."""
+    for op in program.function.body.block.ops:
+        if not isinstance(op, AtenOp) or op.name != ROW_BOUNDS:
+            continue
+        for use in op.results[0].uses:
+            user = use.operation
+            problem = _problem(op, user) if isinstance(user, AtenOp) else None
+            if problem is not None:
+                yield f"{describe(user)}: {problem}.", user
+
+
+def _problem(bounds: AtenOp, user: AtenOp) -> str | None:
+    if spec_of(user).ragged or spec_of(user).grouped:
+        for name in ("blocks", "parts"):
+            if user.value(name) != bounds.value(name):
+                wanted = bounds.value(name)
+                return f"{name} = {user.value(name)}, but its bounds have {wanted}; make them equal"
+        if spec_of(user).grouped:
+            return None  # its rows are those of one device
+    elif user.name != ROW_ROUTES:
+        return None
+    split = user.value("num_rows") if user.name == ALL_ROWS else shape_of(user.operands[0])[0]
+    if split != bounds.value("rows"):
+        return f"it splits {split} rows, but its bounds are those of {bounds.value('rows')}"
+    return None

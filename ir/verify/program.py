@@ -41,8 +41,7 @@ from shardweave.ir.sharding.fit import Misfit, fitting_factors
 from shardweave.ir.sharding.flow import has_shardings
 from shardweave.ir.sharding.reshard import reshard
 from shardweave.ir.sharding.rules import rule_of
-from shardweave.ir.verify.ops import is_known_right, problem_of_op
-from shardweave.ir.verify.ragged import problems_of_rows
+from shardweave.ir.verify.ops import is_known_right, problem_of_op, problems_of_rows
 from shardweave.ir.verify.stages import problems_of_stages
 
 Place = Operation | SSAValue | None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from xdsl.ir import Operation, OpResult, SSAValue
 
@@ -41,22 +41,21 @@ class _Read:
     """Messages that a function sends and receives, and held values that it takes and gives."""
 
     function: StageFunction
-    sends: dict[Message, SendOp] = field(default_factory=dict[Message, SendOp])
-    receives: dict[Message, RecvOp] = field(default_factory=dict[Message, RecvOp])
-    takes: dict[str, Slot] = field(default_factory=dict[str, Slot])
-    gives: dict[str, Slot] = field(default_factory=dict[str, Slot])
+    sends: Mapping[Message, SendOp]
+    receives: Mapping[Message, RecvOp]
+    takes: Mapping[str, Slot]
+    gives: Mapping[str, Slot]
 
     @staticmethod
     def of(function: StageFunction) -> _Read:
-        read = _Read(function)
-        for op in function.ops:
-            if isinstance(op, SendOp):
-                read.sends[function.stage, op.to, op.message] = op
-            elif isinstance(op, RecvOp):
-                read.receives[op.source, function.stage, op.message] = op
-        read.takes = {slot.name: slot for slot in function.arguments if slot.kind in HELD}
-        read.gives = {slot.name: slot for slot in function.results if slot.kind in HELD}
-        return read
+        stage = function.stage
+        return _Read(
+            function,
+            {(stage, op.to, op.message): op for op in function.sends},
+            {(op.source, stage, op.message): op for op in function.receives},
+            {slot.name: slot for slot in function.arguments if slot.kind in HELD},
+            {slot.name: slot for slot in function.results if slot.kind in HELD},
+        )
 
 
 def problems_of_stages(program: Program) -> Iterator[tuple[str, Place]]:

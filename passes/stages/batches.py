@@ -12,6 +12,7 @@ from shardweave.ir.dialects.annotations import describe, sharding_attrs_of
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.program.program import Program, shardings_of
 from shardweave.ir.program.staged import micro_axis
+from shardweave.ir.program.storage import arguments_behind
 
 _Sources = frozenset[SSAValue]
 
@@ -193,16 +194,3 @@ def _check_inputs_alone(value: SSAValue, program: Program) -> None:
                 "Use one micro-batch, by a plan whose pipeline has micro_batches=1, or another "
                 "norm.",
             )
-
-
-def arguments_behind(value: SSAValue) -> Iterator[SSAValue]:
-    """The arguments of the program that a value is computed from."""
-    stack, seen = [value], {value}
-    while stack:
-        source = stack.pop()
-        if not isinstance(source.owner, Operation):
-            yield source
-            continue
-        fresh = [operand for operand in source.owner.operands if operand not in seen]
-        seen.update(fresh)
-        stack += fresh

@@ -47,6 +47,17 @@ def places_of_tasks(tasks: Sequence[ScheduledRun]) -> list[list[int]]:
     return [sorted(places[stage]) for stage in range(len(places))]
 
 
+def runs_of_tasks(tasks: Sequence[ScheduledRun]) -> list[Run]:
+    """List the runs of a step in order: of functions that run once, and on micro-batches."""
+    places = places_of_tasks(tasks)
+
+    def once(direction: Direction) -> list[Run]:
+        return [Run(name_of(direction, stage), p) for stage, at in enumerate(places) for p in at]
+
+    each = [Run(name_of(kind, stage), at, number) for kind, stage, number, at in tasks]
+    return [*once("before"), *each, *once("share"), *once("after")]
+
+
 def cut_into_stages(
     program: Program,
     stages: Mapping[str, int],
@@ -226,7 +237,7 @@ class _Cut:
             entries.append(entry)
         runs = {
             run: self._run(run, functions[run.function])
-            for run in self._runs(tasks)
+            for run in runs_of_tasks(tasks)
             if run.function in functions
         }
         block.add_ops(runs.values())
@@ -234,18 +245,6 @@ class _Cut:
         block.add_op(func.ReturnOp(*(op.results[index] for op, index in results)))
         slots = [self.values.whole_entry(slot)[1] for slot in self.program.results]
         return function_of("step", block, entries, slots)
-
-    def _runs(self, tasks: Sequence[ScheduledRun]) -> list[Run]:
-        once = {
-            kind: [
-                Run(name_of(kind, stage), at)
-                for stage, places in enumerate(self.places)
-                for at in places
-            ]
-            for kind in ("before", "share", "after")
-        }
-        each = [Run(name_of(kind, stage), at, number) for kind, stage, number, at in tasks]
-        return [*once["before"], *each, *once["share"], *once["after"]]
 
     def _run(self, run: Run, function: func.FuncOp) -> dist.RunOp:
         options = {} if run.micro_batch is None else {"micro_batch": run.micro_batch}

@@ -12,7 +12,8 @@ from shardweave.ir.dialects.annotations import layer_of, phase_of
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import Direction
-from shardweave.passes.stages.batches import MicroBatches, arguments_behind
+from shardweave.ir.program.storage import arguments_behind
+from shardweave.passes.stages.batches import MicroBatches
 from shardweave.passes.stages.places import Places
 
 

@@ -8,15 +8,14 @@ from functools import cache
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
-from shardweave.planners.amp import plan_amp
+from shardweave.planners.amp.planner import plan_amp
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.reader import Depths
-from shardweave.planners.axonn import plan_axonn
-from shardweave.planners.axonn.planner import best_grid
+from shardweave.planners.axonn.planner import best_grid, plan_axonn
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.workload import workload_of
 from shardweave.planners.megatron.planner import plan_megatron
-from shardweave.planners.oases import plan_oases
+from shardweave.planners.oases.planner import plan_oases
 from shardweave.planners.plan.plan import Plan
 
 AMP = "amp"

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster
@@ -69,34 +68,15 @@ def ring_of(cluster: Cluster, mesh: Mesh, axes: Sequence[str], *, all_pairs: boo
     )
 
 
-Nic = tuple[Literal["out", "in"], int]
-"""One direction of a node's network adapters."""
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """Point-to-point messages sent at the same time.
-
-    bandwidth_bytes_s, latency_s: of the slowest message. nics: (node, direction) of the NICs in
-    use.
-    """
-
-    bandwidth_bytes_s: float
-    latency_s: float
-    nics: tuple[Nic, ...]
-
-
-def transfer_of(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> Transfer:
-    """Price messages, each from a pair's first rank to its second, that share NICs' bandwidth."""
-    hops = hops_at_once(cluster, pairs)
-    nodes = [(cluster.place(left)[0], cluster.place(right)[0]) for left, right in pairs]
-    crossing = [(left, right) for left, right in nodes if left != right]
-    leaving, entering = dict.fromkeys(pair[0] for pair in crossing), {r: 0 for _, r in crossing}
-    return Transfer(
-        min(bandwidth for bandwidth, _ in hops),
-        max(latency for _, latency in hops),
-        (*(("out", node) for node in leaving), *(("in", node) for node in entering)),
-    )
+def transfer_s(
+    cluster: Cluster, senders: Sequence[int], receivers: Sequence[int], size_bytes: float
+) -> float:
+    """Seconds until messages of one size, all sent at the same time, have arrived. senders,
+    receivers: the ranks of each message."""
+    hops = hops_at_once(cluster, list(zip(senders, receivers, strict=True)))
+    bandwidth = min(bandwidth for bandwidth, _ in hops)
+    latency_s = max(latency_s for _, latency_s in hops)
+    return latency_s + (size_bytes / bandwidth if size_bytes else 0.0)
 
 
 def hops_at_once(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:

@@ -14,7 +14,7 @@ from itertools import islice
 
 from xdsl.ir import SSAValue
 
-from shardweave.ir.dialects.dist import RecvOp, SendOp, is_on_host
+from shardweave.ir.dialects.dist import is_on_host
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.program.messages import ComingMessage, coming_messages
 from shardweave.ir.program.program import Program, Slot
@@ -165,13 +165,12 @@ class _Profile:
                 if slot.value.owner is ops[index] and adds_its_result(ops[index]):
                     self.products[index] += size
         held = {storages[slot.value] for slot in (*function.arguments, *function.results)}
-        self.sends = [(op.to, _size(op.operands[0])) for op in ops if isinstance(op, SendOp)]
+        self.sends = [(op.to, _size(op.value)) for op in function.sends]
         self.sent = [
-            (op.to, 0 if storages[op.operands[0]] in held else storages[op.operands[0]].size)
-            for op in ops
-            if isinstance(op, SendOp)
+            (op.to, 0 if storages[op.value] in held else storages[op.value].size)
+            for op in function.sends
         ]
-        self.receives = [(op.source, _size(op.results[0])) for op in ops if isinstance(op, RecvOp)]
+        self.receives = [(op.source, _size(op.value)) for op in function.receives]
         self._peaks: dict[tuple[frozenset[_Name], bool], int] = {}
 
     def peak(self, dying: frozenset[_Name], *, adds: bool) -> int:

@@ -14,6 +14,7 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, contiguous
 from shardweave.ir.ops.registry import spec_of, weight_of
 from shardweave.ir.program.program import Program
+from shardweave.ir.program.storage import arguments_behind
 from shardweave.ir.sharding.rules import Rule, rule_of
 
 
@@ -161,18 +162,5 @@ def input_embeddings(program: Program) -> Iterator[tuple[AtenOp, SSAValue]]:
     for op in program.ops:
         if isinstance(op, AtenOp) and op.name == "aten.embedding" and phase_of(op) == "forward":
             table = parameter_of(op.operands[0], parameters)
-            if table is not None and _comes_from(op.operands[1], inputs):
+            if table is not None and not inputs.isdisjoint(arguments_behind(op.operands[1])):
                 yield op, table[0]
-
-
-def _comes_from(value: SSAValue, inputs: Collection[SSAValue]) -> bool:
-    seen: set[SSAValue] = set()
-    stack = [value]
-    while stack:
-        current = stack.pop()
-        if current in inputs:
-            return True
-        if current not in seen and isinstance(current.owner, AtenOp):
-            seen.add(current)
-            stack.extend(current.owner.operands)
-    return False

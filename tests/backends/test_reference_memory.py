@@ -13,7 +13,7 @@ from xdsl.ir import SSAValue
 from shardweave.backends.programs import sharding_held
 from shardweave.backends.reference.virtual_ranks import (
     global_argument,
-    run_ops,
+    run_op_by_op,
     scatter_shards,
     virtual_mesh,
 )
@@ -70,7 +70,7 @@ def counted(program: Program, model: str) -> int:
         whole = global_argument(program, slot, case.values)
         shards = scatter_shards(whole, sharding_held(program, slot), mesh)
         held[slot.value] = [shard.clone() for shard in shards]
-    run_ops(program, held, mesh)
+    list(run_op_by_op(program, held, mesh))
     return held.most
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -346,6 +347,36 @@ def test_defect_of_ours_shows_its_traceback_unasked(
 def test_wrong_usage_exits_with_2(arguments: list[str], capsys: Captured) -> None:
     assert main(arguments) == 2
     assert "usage: shardweave" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import sys; sys.exit(0)", "ended the program at .*:1 (SystemExit: 0); --debug"),
+        ("import nothing_such", "failed at .*:1 (ModuleNotFoundError: No module named"),
+        ("def", "failed at .*(SyntaxError: "),
+    ],
+)
+def test_file_of_passes_that_fails_is_named(
+    text: str, said: str, tmp_path: Path, capsys: Captured
+) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(text)
+    assert main(["opt", "--load", str(path), "--list-passes"]) == 1
+    assert re.search(
+        f"--load {path} {re.escape(said).replace(re.escape('.*'), '.*')}", error_of(capsys)
+    )
+
+
+def test_command_that_is_stopped_while_it_starts_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shardweave.driver.cli.command_line", interrupted)
+    assert main(["show"]) == 130
+    assert capsys.readouterr().err == "stopped\n"
 
 
 def test_reader_that_has_enough_ends_the_command_without_a_word() -> None:

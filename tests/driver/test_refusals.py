@@ -16,12 +16,12 @@ import shardweave as sw
 from shardweave.backends.emit.attention import plain_attention
 from shardweave.backends.reference.reference import run_reference
 from shardweave.backends.state.saved_state import read_index, take_apart
-from shardweave.backends.step.step import Step
 from shardweave.backends.watch.watchdog import TIMEOUT, timeout_of
 from shardweave.driver.explore import explore
 from shardweave.driver.models.hf import build_hf
 from shardweave.driver.models.models import build_example
 from shardweave.driver.step.precision import reducing_in
+from shardweave.driver.step.step import Step
 from shardweave.ir.mesh.effect import Effect
 from shardweave.ir.mesh.mesh import MOST_DEVICES, Axis, Mesh
 from shardweave.ir.proof.ops import check_order

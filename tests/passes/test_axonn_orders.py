@@ -20,7 +20,7 @@ from shardweave.ir.dialects.dist import (
 )
 from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import as_mesh, run_passes
-from shardweave.planners.axonn import plan_axonn
+from shardweave.planners.axonn.planner import plan_axonn
 from shardweave.planners.overlap.axonn_orders import AXONN_ORDERS
 from shardweave.planners.overlap.graph import wait_of
 from shardweave.planners.overlap.in_order import is_last

@@ -10,7 +10,7 @@ import pytest
 
 from shardweave.backends.distributed.distributed import DistributedBackend
 from shardweave.backends.distributed.runtime import Runtime
-from shardweave.backends.reference.virtual_ranks import global_argument, run_ops, virtual_mesh
+from shardweave.backends.reference.virtual_ranks import global_argument, run_op_by_op, virtual_mesh
 from shardweave.ir.dialects.dist import ToDeviceOp, ToHostOp
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.program.program import Program
@@ -100,7 +100,7 @@ def test_device_holds_what_is_predicted_with_all_inputs_of_blocks_away() -> None
         held = Held()
         for slot in program.arguments:
             held[slot.value] = [global_argument(program, slot, case.values)]
-        run_ops(program, held, virtual_mesh(program))
+        list(run_op_by_op(program, held, virtual_mesh(program)))
         memory = peak_memory(program)
         assert memory.peak_bytes == pytest.approx(held.most, rel=0.05)
         assert (memory.host_bytes == 6 * size) == (values == "inputs")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from shardweave.backends.reference.reference import run_reference
+from shardweave.ir.dialects.annotations import sharding_attrs_of
 from shardweave.ir.dialects.dist import AllReduceOp
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.program.program import Program
@@ -50,6 +51,13 @@ def test_sum_is_taken_before_the_message_and_scaled_after_it() -> None:
         %all_reduce_1 = dist.all_reduce(%t, axes = ["tensor"]) : tensor<6x1xf64>
         """,
     )
+
+
+def test_scaled_sum_keeps_the_sharding_of_the_sum() -> None:
+    before, after = local(SUMS), run_passes(local(SUMS), PASS)
+    (total,) = (op for op in before.ops if op.name == "aten.sum.dim_IntList")
+    (scaled,) = (op for op in after.ops if op.name == "aten.mul.Tensor")
+    assert sharding_attrs_of(scaled) == sharding_attrs_of(total) is not None
 
 
 @pytest.mark.parametrize("started", ["", ",start-collectives"], ids=["blocking", "started"])

@@ -12,10 +12,10 @@ import pytest
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.blocks import blocks_of
-from shardweave.planners.amp import plan_amp
 from shardweave.planners.amp.costs import corrected_costs
 from shardweave.planners.amp.model import Strategy
 from shardweave.planners.amp.network import ClusterArrays
+from shardweave.planners.amp.planner import plan_amp
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
 from shardweave.planners.amp.search import Placed, best_cuts, shares_by_seconds, with_shares
 from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType

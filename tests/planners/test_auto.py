@@ -13,10 +13,9 @@ import pytest
 from shardweave.benchmarks.baselines.exhaustive import plan_exhaustive
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
-from shardweave.planners.auto import plan_auto
 from shardweave.planners.auto.estimate import Estimator, filled
 from shardweave.planners.auto.evaluate import Evaluator
-from shardweave.planners.auto.planner import AutoOptions
+from shardweave.planners.auto.planner import AutoOptions, plan_auto
 from shardweave.planners.auto.plans import PlanMaker
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.search import LATE, PATIENCE, JointSearch

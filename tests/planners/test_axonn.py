@@ -18,7 +18,6 @@ from shardweave.ir.dialects.dist import StartedOp, WaitOp
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import as_mesh, run_passes
-from shardweave.planners.axonn import plan_axonn
 from shardweave.planners.axonn.model import (
     AxisLinks,
     Grids,
@@ -29,7 +28,7 @@ from shardweave.planners.axonn.model import (
     grids_of,
     volumes,
 )
-from shardweave.planners.axonn.planner import axonn_layers_of
+from shardweave.planners.axonn.planner import axonn_layers_of, plan_axonn
 from shardweave.planners.axonn.search import Options, grid_memory_of, rank_grids
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster

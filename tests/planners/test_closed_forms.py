@@ -15,12 +15,12 @@ import pytest
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
-from shardweave.planners.amp import plan_amp
-from shardweave.planners.axonn import plan_axonn
+from shardweave.planners.amp.planner import plan_amp
+from shardweave.planners.axonn.planner import plan_axonn
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.lower import Lowerings
-from shardweave.planners.oases import plan_oases
+from shardweave.planners.oases.planner import plan_oases
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Predicted
 from shardweave.planners.plan.zero import ring_passes

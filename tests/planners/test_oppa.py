@@ -32,6 +32,7 @@ from shardweave.planners.oppa.choosers import (
 )
 from shardweave.planners.oppa.gp import fit
 from shardweave.planners.oppa.joint import JointPlans
+from shardweave.planners.oppa.planner import run_trials
 from shardweave.planners.oppa.prior import (
     MemoryPrior,
     Samples,
@@ -40,7 +41,6 @@ from shardweave.planners.oppa.prior import (
     fit_formula,
     predict,
 )
-from shardweave.planners.oppa.search import run_trials
 from shardweave.planners.plan.plan_parts import RECOMPUTE, PlanError
 from shardweave.planners.planning import plan
 from shardweave.planners.trials.space import Configuration, SpaceTable

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.planners.amp import plan_amp
+from shardweave.planners.amp.planner import plan_amp
 from shardweave.planners.cost.cluster import Cluster, on_devices
-from shardweave.planners.cost.links import transfer_of
+from shardweave.planners.cost.links import transfer_s
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.predict.predict import simulation_of
@@ -65,12 +65,12 @@ def test_summary_record_trace_and_picture_tell_of_each_stage(tmp_path: Path) -> 
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
-def test_transfers_share_nics_and_know_which_way_they_go() -> None:
+def test_transfers_that_leave_or_enter_a_node_at_once_share_its_nics() -> None:
     found = cluster(nodes=2, devices=4)  # 100 MB/s inside, 10 MB/s between
-    assert transfer_of(found, [(0, 1)]).bandwidth_bytes_s == 1e8
-    assert transfer_of(found, [(0, 4)]).nics == (("out", 0), ("in", 1))
-    assert transfer_of(found, [(0, 4), (1, 5)]).bandwidth_bytes_s == 5e6
-    assert transfer_of(found, [(0, 4), (5, 1)]).bandwidth_bytes_s == 1e7
+    apart_s = transfer_s(found, [0], [4], 0)
+    assert transfer_s(found, [0], [1], 1e8) - transfer_s(found, [0], [1], 0) == pytest.approx(1)
+    assert transfer_s(found, [0, 1], [4, 5], 5e6) - apart_s == pytest.approx(1)
+    assert transfer_s(found, [0, 5], [4, 1], 1e7) - apart_s == pytest.approx(1)
 
 
 def test_some_devices_of_a_cluster_keep_their_nodes_and_types() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from shardweave.driver.training.training import ENOUGH_SLOW
-from shardweave.planners.amp import plan_amp
+from shardweave.planners.amp.planner import plan_amp
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.trials.trials import Host, Limits, Outcome, RealTrials, launch_of

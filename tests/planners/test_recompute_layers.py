@@ -12,10 +12,9 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.passes.pipeline import PassError, run_passes
-from shardweave.planners.auto import plan_auto
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator, extrapolated
-from shardweave.planners.auto.planner import AutoOptions
+from shardweave.planners.auto.planner import AutoOptions, plan_auto
 from shardweave.planners.auto.plans import PlanMaker
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.space.constraints import point_of, with_memory

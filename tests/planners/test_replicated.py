@@ -6,7 +6,7 @@ import pytest
 
 from shardweave.passes.pipeline import as_mesh
 from shardweave.planners.plan.plan import Plan
-from shardweave.planners.plan.replicated import notes_on_empty_parts, plan_replicated
+from shardweave.planners.plan.replicated import idle_data, notes_on_empty_parts, plan_replicated
 from shardweave.tests.ir_text import step
 
 TEXT = """
@@ -39,6 +39,10 @@ def test_data_axis_that_cuts_no_input_is_idle_with_a_note() -> None:
         "axis 'data' of the mesh is idle: no input can be sharded over data=7, and its ranks all "
         "compute the same"
     )
+    assert idle_data({}, as_mesh("data=1,replica=2"), "data", "replica", "other") == [
+        "axis 'replica' of the mesh is idle: no input can be sharded over replica=2, and its ranks "
+        "all compute the same"
+    ]
 
 
 def test_first_dim_that_does_not_divide_is_cut() -> None:

@@ -8,7 +8,6 @@ from functools import cache, partial
 
 from xdsl.ir import Operation
 
-from shardweave.ir.dialects.dist import RecvOp, SendOp
 from shardweave.ir.dialects.literals import to_attribute
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.ops.registry import flops_of
@@ -25,7 +24,7 @@ from shardweave.ir.program.staged import (
 from shardweave.ir.program.traffic import bytes_moved
 from shardweave.passes.stages.cut import ScheduledRun, places_of_tasks
 from shardweave.planners.cost.cluster import Cluster, likeness, on_devices
-from shardweave.planners.cost.links import transfer_of
+from shardweave.planners.cost.links import transfer_s
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.workload import parameter_dtype
 from shardweave.planners.lowering.stages.balance import FLOPS_PER_BYTE
@@ -149,9 +148,7 @@ def stage_costs_of(program: Program, cluster: Cluster | None) -> PassCosts:
         size = sizes.get((source[0], goal[0]))
         if size is None or source[1] == goal[1]:
             return 0.0
-        pairs = list(zip(devices[source[1]], devices[goal[1]], strict=True))
-        way = transfer_of(cluster, pairs)
-        return way.latency_s + size / way.bandwidth_bytes_s
+        return transfer_s(cluster, devices[source[1]], devices[goal[1]], size)
 
     return PassCosts(pass_s, message_s)
 
@@ -164,27 +161,21 @@ def _work_of(function: StageFunction) -> float:
 def _messages_s(function: StageFunction, program: Program, cluster: Cluster) -> float:
     """Seconds of work on the messages that a run receives from and sends to other devices."""
     places, own = StagePlaces.of(program).of_stage, function.stage
-    seconds = 0.0
-    for op in function.ops:
-        if isinstance(op, SendOp):
-            other, value = op.to, op.operands[0]
-        elif isinstance(op, RecvOp):
-            other, value = op.source, op.results[0]
-        else:
-            continue
-        if places[other] != places[own]:
-            seconds += cluster.message_work_s(num_bytes(tensor_type_of(value)))
-    return seconds
+    ends = [(op.source, op.value) for op in function.receives]
+    ends += [(op.to, op.value) for op in function.sends]
+    return sum(
+        cluster.message_work_s(num_bytes(tensor_type_of(value)))
+        for other, value in ends
+        if places[other] != places[own]
+    )
 
 
-def _bytes_sent(functions: Iterable[StageFunction]) -> dict[tuple[int, int], int]:
+def _bytes_sent(functions: Iterable[StageFunction]) -> Counter[tuple[int, int]]:
     """Bytes of all messages of a micro-batch, by (sending stage, receiving stage)."""
-    sizes: dict[tuple[int, int], int] = {}
+    sizes: Counter[tuple[int, int]] = Counter()
     for function in functions:
-        for op in function.ops:
-            if isinstance(op, SendOp):
-                pair = function.stage, op.to
-                sizes[pair] = sizes.get(pair, 0) + num_bytes(tensor_type_of(op.operands[0]))
+        for op in function.sends:
+            sizes[function.stage, op.to] += num_bytes(tensor_type_of(op.value))
     return sizes
 
 

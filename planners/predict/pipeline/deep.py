@@ -8,7 +8,7 @@ stages with few and with more blocks: exact if every further block adds the same
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -22,9 +22,9 @@ from shardweave.ir.dialects.dist import RecvOp, SendOp
 from shardweave.ir.dialects.literals import to_attribute
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
-from shardweave.ir.program.staged import ONCE, Run, StageFunction, functions_of, name_of
+from shardweave.ir.program.staged import StageFunction, functions_of, name_of
 from shardweave.passes.stages.build import function_of
-from shardweave.passes.stages.cut import ScheduledRun, places_of_tasks
+from shardweave.passes.stages.cut import runs_of_tasks
 from shardweave.planners.lowering.stages.list_stages import tasks_of
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import PlanError
@@ -128,7 +128,8 @@ def with_all_stages(program: Program, plan: Plan) -> Program:
     ]
     made = {copy.sym_name.data: copy for copy in copies}
     block = Block(arg_types=program.function.body.block.arg_types)
-    for run in _runs(tasks_of(_table(plan), count), [*made]):
+    runs = runs_of_tasks(tasks_of(_table(plan), count))
+    for run in (run for run in runs if run.function in made):
         options = {} if run.micro_batch is None else {"micro_batch": run.micro_batch}
         block.add_op(
             dist.create_dist(dist.RunOp, [], [], function=run.function, at=run.at, **options)
@@ -140,19 +141,6 @@ def with_all_stages(program: Program, plan: Plan) -> Program:
     whole = Program(builtin.ModuleOp([step, *made.values()], dict(program.module.attributes)))
     whole.set_mesh(Mesh(tuple(axes)))
     return whole
-
-
-def _runs(tasks: Sequence[ScheduledRun], functions: Sequence[str]) -> Iterator[Run]:
-    """Yield all runs of existing functions in the order that `cut-stages` gives them."""
-    places, known = places_of_tasks(tasks), {*functions}
-
-    def once(direction: str) -> Iterator[Run]:
-        for stage, at in enumerate(places):
-            yield from (Run(f"{direction}_{stage}", place) for place in at)
-
-    each = (Run(name_of(kind, stage), at, number) for kind, stage, number, at in tasks)
-    runs = (*once(ONCE[0]), *each, *once(ONCE[1]), *once(ONCE[2]))
-    yield from (run for run in runs if run.function in known)
 
 
 @dataclass(frozen=True)
@@ -173,10 +161,7 @@ class _Messages:
         """Collect the messages of stages. PlanError if inner stages do not all send alike."""
         goals: defaultdict[tuple[int, str], set[int]] = defaultdict(set)
         sends = [
-            (function.stage, op.to, op.message)
-            for function in functions
-            for op in function.ops
-            if isinstance(op, SendOp)
+            (function.stage, op.to, op.message) for function in functions for op in function.sends
         ]
         for stage, to, name in sends:
             goals[stage, name].add(to)

@@ -14,7 +14,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from shardweave.ir.dialects.dist import RecvOp, SendOp
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.mesh.mesh import Axis, Mesh
 from shardweave.ir.program.program import Program
@@ -27,7 +26,7 @@ from shardweave.ir.program.staged import (
     runs_of,
 )
 from shardweave.planners.cost.cluster import Cluster, PlacedCluster, likeness, on_devices
-from shardweave.planners.cost.links import transfer_of
+from shardweave.planners.cost.links import transfer_s
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.cost.workload import parameter_dtype
@@ -207,15 +206,9 @@ def _joined_s(
 
 
 def _read(function: StageFunction, cluster: PlacedCluster) -> _Function:
-    sizes = [
-        (op.to, op.message, num_bytes(tensor_type_of(op.operands[0])))
-        for op in function.ops
-        if isinstance(op, SendOp)
-    ]
+    sizes = [(op.to, op.message, num_bytes(tensor_type_of(op.value))) for op in function.sends]
     coming = [
-        (op.source, op.message, num_bytes(tensor_type_of(op.results[0])))
-        for op in function.ops
-        if isinstance(op, RecvOp)
+        (op.source, op.message, num_bytes(tensor_type_of(op.value))) for op in function.receives
     ]
     simulated = simulate(function.alone, cluster)
     cost = _Cost(
@@ -346,9 +339,8 @@ class _Played:
             for goal in self.stage_at.goals(run, stage, to):
                 seconds = 0.0
                 if goal != run.at:
-                    pairs = list(zip(self.ranks[run.at], self.ranks[goal], strict=True))
-                    way = transfer_of(self.cluster, pairs)
-                    seconds = way.latency_s + size / way.bandwidth_bytes_s
+                    own, other = self.ranks[run.at], self.ranks[goal]
+                    seconds = transfer_s(self.cluster, own, other, size)
                 left_s = max(end_s, self.link_s.get((run.at, goal), 0.0))
                 arrives_s = self.link_s[run.at, goal] = left_s + seconds
                 key = stage, to, goal, name, run.micro_batch

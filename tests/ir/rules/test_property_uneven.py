@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardweave.backends.reference.virtual_ranks import run_ops, scatter_shards
+from shardweave.backends.reference.virtual_ranks import run_op_by_op, scatter_shards
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Placement, Sharding, is_even
 from shardweave.ir.mesh.shards import resized
@@ -180,7 +180,7 @@ def test_padding_that_is_said_to_be_zero_is(monkeypatch: pytest.MonkeyPatch) -> 
                 slot.value: scatter_shards(values["input", slot.name], sharding, mesh)
                 for slot, sharding in zip(local.arguments, operands, strict=True)
             }
-            run_ops(local, environment, mesh)
+            list(run_op_by_op(local, environment, mesh))
             for slot, sharding, whole in zip(local.results, results, one.results, strict=False):
                 for dim in seen[-1].zero.get(slot.value, ()):
                     said.add(sample.op)
