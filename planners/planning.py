@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.program.program import Program
+from shardweave.ir.program.program import Program, require_program
 from shardweave.ir.sharding.rules import notes_on_rules
 from shardweave.passes.pipeline import MeshLike, as_mesh
 from shardweave.planners.call import (
@@ -54,6 +54,7 @@ def plan(
     Raises ValueError for an unknown planner or option, or if the planner needs a mesh or a
     cluster that is missing.
     """
+    require_program(program)
     goal = None if mesh is None else as_mesh(mesh)
     planner = planner or ("megatron" if cluster is None else "auto")
     update = update and optimizer_class(update).__name__

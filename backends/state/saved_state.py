@@ -95,9 +95,9 @@ def _taken_apart(entry: str, content: Any, state: Mapping[str, Any]) -> tuple[An
 
 def is_stateful(content: Any) -> bool:
     """True if an object has `state_dict` and `load_state_dict`, as schedulers do."""
-    return callable(getattr(content, "state_dict", None)) and callable(
-        getattr(content, "load_state_dict", None)
-    )
+    names = ("state_dict", "load_state_dict")
+    has_both = all(callable(getattr(content, name, None)) for name in names)
+    return has_both and not isinstance(content, type)
 
 
 def _key(entry: str, path: tuple[Any, ...]) -> str:

@@ -71,6 +71,14 @@ class StepCall:
         return ", ".join([*tensors, *constants]) or "no inputs"
 
 
+def check_values(inputs: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for an input, by name, that no program can read."""
+    for name, tensor in inputs.items():
+        if tensor.is_meta or tensor.layout != torch.strided:
+            kind = "a meta tensor, without values" if tensor.is_meta else str(tensor.layout)
+            raise ValueError(f"input '{name}' is {kind}; give a dense tensor with values.")
+
+
 def autocast_dtype(device: str) -> torch.dtype | None:
     """Return the dtype of torch.autocast for a device type; None if it is off."""
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None

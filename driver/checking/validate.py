@@ -32,7 +32,7 @@ from shardweave.ir.dialects.types import (
 )
 from shardweave.ir.inspect.stats import stats
 from shardweave.ir.ops.registry import is_random
-from shardweave.ir.program.program import Program, Slot
+from shardweave.ir.program.program import Program, Slot, require_program
 from shardweave.ir.program.staged import functions_of, is_staged, ops_of_parts
 from shardweave.ir.proof.ops import ProofError
 from shardweave.ir.proof.prove import Proof, prove
@@ -341,6 +341,7 @@ def run_and_validate(
     ProvedPassError (a PassError) if its result is not proved, and TooLargeError (a ValueError) for
     a program above the limit.
     """
+    require_program(program)
     observers: list[Observer] = [Prover()] if prove else []
     if validate:
         observers.append(Validator(inputs=inputs, limit=validate_limit))

@@ -26,7 +26,13 @@ from shardweave.backends.step.autograd import AutogradCalls, give
 from shardweave.backends.step.bound import BoundProgram
 from shardweave.backends.step.compiled_module import make_compiled
 from shardweave.backends.step.recorded import HOOKS_NOTE
-from shardweave.backends.step.step_call import AUTOGRAD, IN_CALL, StepCall, autocast_dtype
+from shardweave.backends.step.step_call import (
+    AUTOGRAD,
+    IN_CALL,
+    StepCall,
+    autocast_dtype,
+    check_values,
+)
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.failure_guard import FailureGuard
 from shardweave.driver.step.programs import CompiledPrograms, summary_of
@@ -146,6 +152,7 @@ class Step(ShardedState):
         if not self.has_own_tensors():
             self.note(as_eager.NOTE)
             return self._programs.in_eager(call, call.inputs)
+        check_values(call.inputs)
         call = self._programs.joined(call)
         autograd = self._calls if call.grad else None
         if autograd is not None:

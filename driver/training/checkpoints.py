@@ -82,6 +82,7 @@ def save_checkpoint(
     root, number = Path(folder), _whole("a number >= 0", number, 0)
     keep = None if keep is None else _whole("keep 1 or more", keep, 1)
     with _explained(f"checkpoint {number} was not saved in '{root}'"):
+        _check_state(state)
         _check_joined()
         watchdog.meet("sw.save_checkpoint", f"checkpoint {number}")
         _warn_of_gradients(number, state)
@@ -115,6 +116,7 @@ def load_checkpoint(
     root = Path(folder)
     with _explained(f"no checkpoint was loaded from '{root}'"):
         wanted = None if number is None else _whole("a number >= 0", number, 0)
+        _check_state(state)
         _check_joined()
         watchdog.meet("sw.load_checkpoint", "the last one" if wanted is None else str(wanted))
     chosen = _chosen(root, wanted)
@@ -256,6 +258,14 @@ def _whole(what: str, number: object, least: int) -> int:
             f"{HIGHEST:.0e}; give {what}."
         )
     return index
+
+
+def _check_state(state: object) -> None:
+    if not isinstance(state, Mapping):
+        raise CheckpointError(
+            f"the state is a {type(state).__name__}; give a dict of what to save by names of your "
+            "choice, such as {'model': step, 'optimizer': optimizer}."
+        )
 
 
 def _check_joined() -> None:

@@ -353,3 +353,13 @@ def _with(
             data[name] = value
         entries[index] = builtin.DictionaryAttr(data)
     return builtin.ArrayAttr(entries)
+
+
+def require_program(*values: object) -> None:
+    """Raise ValueError for a value, given as a program, that is none."""
+    for value in values:
+        if not isinstance(value, Program):
+            raise ValueError(
+                f"a {type(value).__name__} is given in place of a program; capture a model with "
+                "sw.capture(model, args), or read a file with sw.load(path)."
+            )

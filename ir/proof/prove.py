@@ -16,7 +16,7 @@ from shardweave.ir.dialects.dist_base import StartedOp
 from shardweave.ir.dialects.dist_rows import AddRowsOp, FetchRowsOp, RowsOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of, tensor_type
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.program.program import Program, Slot
+from shardweave.ir.program.program import Program, Slot, require_program
 from shardweave.ir.program.staged import is_staged, ops_of_parts, parts_of
 from shardweave.ir.proof.diagnose import (
     explain_collective,
@@ -123,6 +123,7 @@ def prove(local: Program, *, against: Program) -> Proof:
     Raises ProofError, which names the first op that matches nothing in `against`, the expected
     value, and the likely cause.
     """
+    require_program(local, against)
     if against.is_local and (not local.is_local or is_staged(against) or is_staged(local)):
         raise ProofError(
             "a local program (of one rank) can only be compared with another local one without "

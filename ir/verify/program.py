@@ -34,7 +34,7 @@ from shardweave.ir.dialects.types import dtype_of_value, shape_of, type_problem
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.ops.registry import spec_of
-from shardweave.ir.program.program import Program, Slot, sharding_of
+from shardweave.ir.program.program import Program, Slot, require_program, sharding_of
 from shardweave.ir.program.staged import STAGE_KINDS, functions_of, is_staged
 from shardweave.ir.program.text import excerpt, position, without_gc
 from shardweave.ir.sharding.fit import Misfit, fitting_factors
@@ -75,6 +75,7 @@ def verify(program: Program) -> list[str]:
 
 def located_problems(program: Program) -> list[tuple[str, Place]]:
     """All problems as (message, the op or value concerned; None if there is none)."""
+    require_program(program)
     blocks = len(program.function.body.blocks)
     if blocks != 1:
         problem = (

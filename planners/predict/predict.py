@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.program.program import Program
+from shardweave.ir.program.program import Program, require_program
 from shardweave.ir.program.staged import is_staged
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import peak_memory
@@ -119,6 +119,7 @@ def simulate_step(
     Raises ValueError for a plan that does not fit the program, and for a mesh other than a staged
     program's own.
     """
+    require_program(program)
     if plan is not None:
         plan = plan if isinstance(plan, Plan) else Plan.load(plan)
         check_plan(plan, program)

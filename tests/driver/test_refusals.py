@@ -324,6 +324,48 @@ def test_model_that_is_no_module_is_refused(model: Any, name: str) -> None:
             make(model, (torch.ones(4, 4),))
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        sw.verify,
+        lambda value: sw.plan(value, "data=2", "megatron"),
+        lambda value: sw.simulate(value, "testbed"),
+        lambda value: sw.run_passes(value, "cse"),
+        lambda value: sw.prove(value, against=step(SMALL)),
+        lambda value: sw.prove(step(SMALL), against=value),
+        lambda value: sw.diff(step(SMALL), value),
+        lambda value: sw.explore(value, "cse", "testbed"),
+    ],
+)
+def test_what_is_no_program_is_named(call: Callable[[Any], object]) -> None:
+    for value, kind in ((Loss(), "Loss"), ("a.mlir", "str"), (None, "NoneType")):
+        with pytest.raises(ValueError, match=f"a {kind} is given in place of a program; capture"):
+            call(value)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
+        (torch.ones(4, 4, device="meta"), "a meta tensor, without values"),
+        (torch.eye(4).to_sparse(), "torch.sparse_coo"),
+    ],
+)
+def test_input_without_plain_values_is_refused(tensor: Tensor, kind: str) -> None:
+    with pytest.raises(ValueError, match=f"input 'x' is {kind}; give a dense tensor with values"):
+        compiled()(tensor)
+
+
+def test_state_that_is_no_dict_or_holds_a_class_is_refused(tmp_path: Path) -> None:
+    for act in (
+        lambda: sw.save_checkpoint(tmp_path, 1, [Loss()]),  # pyright: ignore[reportArgumentType]
+        lambda: sw.load_checkpoint(tmp_path, [Loss()]),  # pyright: ignore[reportArgumentType]
+    ):
+        with pytest.raises(sw.CheckpointError, match="the state is a list; give a dict of what"):
+            act()
+    with pytest.raises(sw.CheckpointError, match="entry 'm' of the state cannot be saved"):
+        sw.save_checkpoint(tmp_path, 1, {"m": Loss})
+
+
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
 def test_timeout_that_cannot_be_waited_is_named(text: str, monkeypatch: Any) -> None:
     monkeypatch.setenv(TIMEOUT, text)
