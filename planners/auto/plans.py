@@ -42,6 +42,7 @@ class PlanMaker:
             batch_split=point.sub_batches,
             loss_chunks=point.loss_chunks,
             offload=point.offload,
+            decompose=("*",) if point.decompose and point.chooses("decompose") else (),
             schedule="" if point.schedule == "in-order" else point.schedule,
             cluster=self.cluster if "list" in (point.schedule, point.pipeline) else "",
             zero=point.zero,
