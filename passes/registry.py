@@ -16,6 +16,9 @@ PASSES: dict[str, str] = {
     "chunk-loss": "shardweave.passes.memory.chunk_loss:ChunkLossPass",
     "cse": "shardweave.passes.prepare.cse:CsePass",
     "dce": "shardweave.passes.prepare.dce:DcePass",
+    "decompose-collectives": (
+        "shardweave.passes.messages.decompose_collectives:DecomposeCollectivesPass"
+    ),
     "delete-redundant-collectives": (
         "shardweave.passes.messages.delete_redundant_collectives:DeleteRedundantCollectivesPass"
     ),

@@ -241,16 +241,27 @@ def _gather(shard: Tensor, flat: Tensor, group: Group) -> Any:
     works = _Works()
     for step in range(1, group.size):
         goal, source = (own + step) % group.size, (own - step) % group.size
-        row = flat[source * size : (source + 1) * size]
-        sent, received = ([0] * group.size for _ in range(2))
-        sent[goal] = received[source] = size
         works.append(
-            dist.all_to_all_single(
-                row, shard, received, sent, group=group.process_group, async_op=True
-            )
+            _exchange(flat[source * size : (source + 1) * size], shard, goal, source, group)
         )
     flat[own * size : (own + 1) * size].copy_(shard)
     return works
+
+
+def _exchange(out: Tensor, x: Tensor, goal: int, source: int, group: Group) -> Any:
+    """Send flat `x` to rank `goal` of the process group, and receive `out` from rank `source`."""
+    sent, received = ([0] * group.size for _ in range(2))
+    sent[goal], received[source] = x.numel(), out.numel()
+    return dist.all_to_all_single(out, x, received, sent, group=group.process_group, async_op=True)
+
+
+def start_shift(x: Tensor, group: Group) -> InFlight:
+    """Start sending `x` to the rank before this one, and receiving that of the rank after it."""
+    x, position = x.contiguous(), group.order.index(group.own)
+    goal, source = (group.order[(position + step) % group.size] for step in (-1, 1))
+    out = torch.empty_like(x)
+    work = _exchange(out.view(-1), x.view(-1), goal, source, group)
+    return InFlight(work, lambda kept=x: out)
 
 
 class _Works(list[Any]):

@@ -22,9 +22,10 @@ from shardweave.backends.optimizers.hook import watch
 from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.agreement import require_same
 from shardweave.ir.dialects.dist import KINDS, CollectiveOp
+from shardweave.ir.dialects.dist_ring import join_of_ring
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.mesh.shards import cut_out
+from shardweave.ir.mesh.shards import cut_out, take_blocks
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import parts_of
 
@@ -158,6 +159,7 @@ class Runtime:
     start_all_gather = _over_axes(in_flight.start_all_gather)
     start_reduce_scatter = _over_axes(in_flight.start_reduce_scatter)
     start_all_to_all = _over_axes(in_flight.start_all_to_all)
+    start_shift = _over_axes(in_flight.start_shift)
 
     def start_all_reduce_coalesced(
         self, tensors: Sequence[Tensor], axes: Sequence[str], op: str = "sum"
@@ -212,6 +214,7 @@ class Runtime:
     all_gather = _waited(start_all_gather)
     reduce_scatter = _waited(start_reduce_scatter)
     all_to_all = _waited(start_all_to_all)
+    shift = _waited(start_shift)
     fetch_rows = _waited(start_fetch_rows)
     add_rows = _waited(start_add_rows)
     to_host = _waited(start_to_host)
@@ -348,6 +351,11 @@ class Runtime:
         return torch.mm(left, right) if into is None else into.addmm_(left, right)
 
     @staticmethod
+    def added_to(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """Add the product of two matrices to `total` in place, and return it."""
+        return total.addmm_(left, right)
+
+    @staticmethod
     def rows(x: Tensor) -> int:
         """Return the number of rows of a ragged value on this rank."""
         return x.shape[0]
@@ -370,6 +378,15 @@ class Runtime:
     def slice(self, x: Tensor, axes: Sequence[str], dim: int, block: int) -> Tensor:
         """Return this rank's shard along `dim` of a tensor that is replicated over `axes`."""
         return cut_out(x, dim, self.mesh.sizes(axes), block, self.position(axes))
+
+    def ring_slice(self, x: Tensor, axes: Sequence[str], dim: int, block: int, turn: int) -> Tensor:
+        """Return the shard along `dim` of the rank that is `turn` positions further."""
+        size = self.mesh.sizes(axes)
+        return take_blocks(x, dim, size, block, (self.position(axes) + turn) % size)
+
+    def ring_join(self, *blocks: Tensor, axes: Sequence[str], dim: int, block: int) -> Tensor:
+        """Join the blocks that this rank held at turns 0, 1, .. along `dim`."""
+        return join_of_ring(blocks, self.position(axes), dim, block)
 
     def shard_index(self, axes: Sequence[str], device: str | None = None) -> Tensor:
         """Return `position` as a scalar int64 tensor, by default on this rank's device."""

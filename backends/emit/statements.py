@@ -24,7 +24,7 @@ from shardweave.ir.ops.aten_args import arguments
 from shardweave.ir.ops.registry import is_positional, spec_of
 from shardweave.ir.ops.seen_keys import are_counted
 from shardweave.ir.program.program import Slot
-from shardweave.ir.program.storage import reduces_in_place
+from shardweave.ir.program.storage import adds_in_place, reduces_in_place
 
 _HOST = '"cpu"'
 """Device, as source text, on which attention positions are computed."""
@@ -87,6 +87,9 @@ def _literal(value: Any) -> str:
 def _aten_statement(
     op: AtenOp, names: Mapping[SSAValue, Code], ragged: Collection[SSAValue]
 ) -> str:
+    if adds_in_place(op):
+        total, left, right = (names[operand] for operand in op.operands)
+        return f"{_targets(op, names)} = rt.added_to({total}, {left}, {right})"
     counted = _counted(op)
     rows = ragged_operand(op, ragged)
     num_rows = None if rows is None else Code(f"rt.rows({names[rows]})")
@@ -161,7 +164,7 @@ def _dist_call(op: dist.DistOp, names: Mapping[SSAValue, Code], device: str = ""
         return ", ".join(_call(method, [op.kind(), operand], keywords) for operand in operands)
     if isinstance(op, dist.AllReduceOp) and len(operands) > 1:
         return _call(f"{method}_coalesced", [operands], keywords)
-    if isinstance(op, dist.CollectiveOp) and op.JOINS_OPERANDS:
+    if isinstance(op, dist.OverAxesOp) and op.JOINS_OPERANDS:
         return _call(method, operands, keywords)
     each = [[operand] for operand in operands] if operands else [[]]
     return ", ".join(_call(method, values, keywords) for values in each)

@@ -31,7 +31,7 @@ def run_collective(
     """Run a `dist` op on every rank. operands, returned results: per value, a tensor per rank."""
     if isinstance(op, (dist.WaitOp, dist.ReshardOp)):  # a global program has whole values
         return [list(tensors) for tensors in operands]
-    if isinstance(op, dist.CollectiveOp) and op.JOINS_OPERANDS:
+    if isinstance(op, dist.OverAxesOp) and op.JOINS_OPERANDS:
         return [_joined(op, operands, mesh)]
     if not isinstance(op, (dist.OverAxesOp, dist.HostCopyOp)):
         raise ValueError(f"the reference backend cannot run op '{op.name}' as a collective.")
@@ -40,9 +40,7 @@ def run_collective(
     return [_on_groups(op, tensors, mesh) for tensors in operands]
 
 
-def _joined(
-    op: dist.CollectiveOp, operands: Sequence[Sequence[Tensor]], mesh: Mesh
-) -> list[Tensor]:
+def _joined(op: dist.OverAxesOp, operands: Sequence[Sequence[Tensor]], mesh: Mesh) -> list[Tensor]:
     results = list(operands[0])
     for ranks in mesh.groups(op.axes):
         made = op.over_members([[tensors[rank] for tensors in operands] for rank in ranks])

@@ -276,7 +276,10 @@ def relative_error(actual: float, expected: float) -> float:
 def _named(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
     tensor = tensors.get(name)
     if tensor is None:
-        raise ValueError(f"the step returned no value for '{name}', which the model has.")
+        raise ValueError(
+            f"the step returned no gradient or buffer '{name}', which eager has; the program may "
+            "be of another model: compile this one again."
+        )
     if tensor.shape != like.shape:
         raise ValueError(
             f"'{name}' has shape {tuple(tensor.shape)} in the step, but {tuple(like.shape)} in "

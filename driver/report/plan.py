@@ -79,6 +79,7 @@ _CHOICES: dict[str, Callable[[Plan], str]] = {
     "load of experts": lambda plan: f"{plan.expert_load:g}",
     "recompute": lambda plan: recomputation_text(plan),
     "offload": lambda plan: plan.offload,
+    "decomposed products": lambda plan: ", ".join(plan.decompose) or "none",
     "activations": lambda plan: ", ".join(_cut_activations(plan)) or "whole",
     "schedule": lambda plan: plan.schedule or DEFAULT_SCHEDULE,
     "messages joined": lambda plan: f"below {bytes_text(plan.alone_bytes or ALONE_BYTES)}",
@@ -129,6 +130,7 @@ def print_plan(plan: Plan, out: TextIO) -> None:
     words += [f"ZeRO stage {plan.zero}"] if plan.zero else []
     words += [f"recompute {recomputation_text(plan)}"] if plan.recompute != "none" else []
     words += [f"offload {plan.offload}"] if plan.offload != "none" else []
+    words += [f"decomposed products in {', '.join(plan.decompose)}"] if plan.decompose else []
     words += [f"schedule {plan.schedule}"] if plan.schedule else []
     words += [f"precision {plan.precision}"] if plan.precision else []
     words += [f"update by {plan.update}"] if plan.update else []

@@ -38,6 +38,7 @@ from shardweave.ir.dialects.dist_base import (
     OverAxesOp,
     StartedOp,
 )
+from shardweave.ir.dialects.dist_ring import RingJoinOp, RingSliceOp, ShiftOp
 from shardweave.ir.dialects.dist_rows import AddRowsOp, FetchRowsOp
 from shardweave.ir.dialects.literals import Literal, to_attribute
 from shardweave.ir.dialects.types import TENSOR, dtype_of_value, num_elements
@@ -360,6 +361,8 @@ def dist_dialect() -> Dialect:
             WaitOp,
             SliceOp,
             ShardIndexOp,
+            RingSliceOp,
+            RingJoinOp,
             ReshardOp,
             SendOp,
             RecvOp,
@@ -389,5 +392,7 @@ def register_collective(kind: type[_Collective]) -> type[_Collective]:
     return kind
 
 
-for _kind in (AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp, FetchRowsOp, AddRowsOp):
+for _kind in (
+    AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp, ShiftOp, FetchRowsOp, AddRowsOp
+):  # fmt: skip
     register_collective(_kind)

@@ -121,13 +121,22 @@ def _no_effect(op: DistOp, method: str) -> str:
 
 
 class OverAxesOp(DistOp):
-    """Base of the ops that act over the ranks of the mesh axes `axes`."""
+    """Base of the ops that act over the ranks of the mesh axes `axes`.
+
+    JOINS_OPERANDS: whether each result depends on all operands (`over_members`) instead of one.
+    """
+
+    JOINS_OPERANDS: ClassVar[bool] = False
 
     axes_attr = prop_def(AXES, prop_name="axes")
 
     @property
     def axes(self) -> tuple[str, ...]:
         return tuple([axis.data for axis in self.axes_attr.data])
+
+    def over_members(self, members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """Compute the result of each rank of one group. members: the operands of each rank."""
+        raise NotImplementedError
 
 
 class CollectiveOp(OverAxesOp):
@@ -139,21 +148,20 @@ class CollectiveOp(OverAxesOp):
     its programs then cannot be proved, and have no time axes.
 
     ALL_PAIRS: whether each rank sends to all others, instead of along a ring. ROUNDS: number of
-    times that each byte goes around the ring. JOINS_OPERANDS: whether each result depends on all
-    operands (`over_members`) instead of one.
+    times that each byte goes around the ring.
     """
 
     ALL_PAIRS: ClassVar[bool] = False
     ROUNDS: ClassVar[int] = 1
-    JOINS_OPERANDS: ClassVar[bool] = False
 
     @classmethod
     def sent(cls, elements: int, ranks: int) -> float:
         return cls.ROUNDS * elements * (ranks - 1) / ranks
 
-    def over_members(self, members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """Compute the result of each rank of one group. members: the operands of each rank."""
-        raise NotImplementedError
+    @classmethod
+    def steps(cls, ranks: int) -> int:
+        """Number of messages that one of `ranks` ranks sends one after another."""
+        return cls.ROUNDS * (ranks - 1)
 
     @staticmethod
     def on_group(*arguments: Any, **named: Any) -> Any:

@@ -89,7 +89,10 @@ def check_routes(numbers: Tensor, needed: Tensor, rows: Tensor | None = None) ->
     needed: its row of the routes. rows: those that it adds, one for each number.
     """
     if rows is not None and rows.shape[0] != numbers.shape[0]:
-        raise ValueError(f"{rows.shape[0]} rows are to be added at {numbers.shape[0]} numbers.")
+        raise ValueError(
+            f"{rows.shape[0]} rows are to be added at {numbers.shape[0]} row indices; give one "
+            "index for each row."
+        )
     if not needed[numbers].all():
         raise ValueError(
             "a rank reads or adds rows that its routes leave out: make both of the same row "

@@ -82,6 +82,13 @@ def specs() -> Iterator[OpSpec]:
     return iter(tuple(_RECORDS.values()))
 
 
+@cache
+def adding(name: str) -> str | None:
+    """Name of the op that adds the product `name` to its first operand; None if there is none."""
+    products = ((spec.name, spec.product) for spec in specs())
+    return next((own for own, product in products if product and product.plain == name), None)
+
+
 def weight_of(op: Operation) -> int | None:
     """The index of a product's operand that can be a layer's weight; None for other ops."""
     product = spec_of(op).product

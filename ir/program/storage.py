@@ -9,7 +9,14 @@ from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, SSAValue
 
 from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.aten import AtenOp, overload_named
-from shardweave.ir.dialects.dist import AllReduceOp, CollectiveOp, DistOp, WaitOp, is_on_host
+from shardweave.ir.dialects.dist import (
+    AllReduceOp,
+    CollectiveOp,
+    DistOp,
+    RingSliceOp,
+    WaitOp,
+    is_on_host,
+)
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import num_bytes, shape_of, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
@@ -23,6 +30,8 @@ from shardweave.ir.torch_private import is_composite, schema_of
 def is_view(op: Operation) -> bool:
     """True if an op's result shares its operand's memory, so that the op takes no time. A reshape
     does so unless the operand's strides force a copy, as after a permutation."""
+    if isinstance(op, RingSliceOp):
+        return op.is_view
     facts = spec_of(op)
     if facts.view != "reshape":
         return facts.may_share
@@ -50,7 +59,19 @@ def shared_operand(op: Operation, position: int, mesh: Mesh | None = None) -> SS
                 return None
             is_alone = mesh is not None and mesh.sizes(op.axes) == 1
             return op.operands[position] if is_alone or reduces_in_place(op) else None
-    return op.operands[0] if is_view(op) else None
+    return op.operands[0] if is_view(op) or adds_in_place(op) else None
+
+
+def adds_in_place(op: Operation) -> bool:
+    """True if an op adds a product to a tensor of the result's type that nobody else reads. The
+    result is then written over that tensor."""
+    product = spec_of(op).product
+    if product is None or not product.plain or product.addend is None:
+        return False
+    assert isinstance(op, AtenOp)
+    total = op.operands[product.addend]
+    is_plain = op.value("beta") == 1 == op.value("alpha")
+    return is_plain and total.type == op.results[0].type and is_unshared(total)
 
 
 def reduces_in_place(op: Operation) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects.aten import AtenOp
-from shardweave.ir.dialects.dist import DistOp, SliceOp
+from shardweave.ir.dialects.dist import DistOp, RingJoinOp, SliceOp
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import dtype_of_value, num_bytes, num_elements, tensor_type_of
 from shardweave.ir.library.positional_attention import logsumexp_dtype
@@ -21,12 +21,12 @@ from shardweave.ir.program.storage import added_rows, copies, is_view, view_sour
 def bytes_moved(op: Operation) -> int:
     """Bytes that one op reads and writes; a fused region counts as one kernel.
 
-    Views, waits and collectives count 0. A lookup counts the rows that it reads, not the table; an
-    operand that is passed twice counts twice.
+    Views, waits, ring slices and collectives count 0. A lookup counts the rows that it reads, not
+    the table; an operand that is passed twice counts twice.
     """
     if isinstance(op, FusedOp):
         return traffic(op.fused_ops)
-    if isinstance(op, SliceOp):
+    if isinstance(op, (SliceOp, RingJoinOp)):
         return 2 * _bytes(op.results[0])
     if isinstance(op, DistOp) or is_view(op):
         return 0

@@ -17,7 +17,7 @@ from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.ops.registry import global_name, is_positional, spec_of
-from shardweave.ir.proof.model.expressions import Expressions
+from shardweave.ir.proof.model.expressions import Expressions, stand_in
 from shardweave.ir.proof.model.local_forms import OpForm, written
 from shardweave.ir.proof.ops import (
     FULL,
@@ -39,7 +39,8 @@ from shardweave.ir.proof.relations.cuts import (
 )
 from shardweave.ir.proof.relations.held import (
     FREE,
-    SUB_BATCH,
+    RING,
+    TIMES,
     Coordinates,
     Held,
     Local,
@@ -57,7 +58,7 @@ from shardweave.ir.proof.relations.padding import (
     uneven_factors,
     zeros_after,
 )
-from shardweave.ir.proof.steps import attention, moves
+from shardweave.ir.proof.steps import attention, moves, ring
 from shardweave.ir.proof.steps.forms import candidates, other_arguments, plain_cuts
 from shardweave.ir.proof.steps.local_maxima import SCALED, sum_in_one
 from shardweave.ir.proof.steps.masks import masked
@@ -97,6 +98,9 @@ class Walk:
 
     def block(self, ops: Iterable[Operation]) -> None:
         """Relate the results of ops, in order."""
+        ops = list(ops)
+        for op in filter(ring.is_on_ring, ops):
+            ring.add_ring(op, self.axes)
         for op in ops:
             check_order(op, self.values, self.in_flight)
             if isinstance(op, func.ReturnOp):
@@ -148,8 +152,15 @@ class Walk:
         return made
 
     def _readings(self, operands: tuple[Value, ...]) -> Iterator[tuple[Value, ...]]:
-        """Yield all combinations of the operands' relations, the first relation of each first."""
+        """Yield combinations of the operands' relations, the first relation of each first: all of
+        those in `others`, then shards as blocks of a ring, one of them and all of them."""
         yield from product(*([value, *self.others.get(value, ())] for value in operands))
+        as_blocks = [ring.as_block(value, self.axes) for value in operands]
+        for index, block in enumerate(as_blocks):
+            if block is not None:
+                yield (*operands[:index], block, *operands[index + 1 :])
+        if sum(block is not None for block in as_blocks) > 1:
+            yield tuple([b or value for b, value in zip(as_blocks, operands, strict=True)])
 
     def _aten(
         self, op: AtenOp, operands: tuple[Value, ...], key: Key, *, is_template: bool
@@ -176,6 +187,8 @@ class Walk:
 
     def _of_parts(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
         """Relate an op that moves or masks, or has operands that are not plain shards."""
+        if spec_of(op).product is not None:
+            return self._added_product(op, operands)
         if is_positional(op):
             return self._on_part_of_keys(op, operands)
         if op.name == SCALED:
@@ -186,6 +199,20 @@ class Walk:
         for operand in operands:
             self._note_steps(operand)
         return (whole,)
+
+    def _added_product(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
+        """Relate a product that is added to another value as the two ops that it stands for."""
+        product = spec_of(op).product
+        if product is None or not product.plain or product.addend is None:
+            return None
+        if op.value("beta") != 1 or op.value("alpha") != 1:
+            return None
+        factors = [op.operands[index] for index in product.factors]
+        plain = stand_in(product.plain, factors, op.results[0])
+        (term,) = self.results(plain, tuple([operands[index] for index in product.factors]))
+        total = operands[product.addend]
+        both = stand_in("aten.add.Tensor", [op.operands[product.addend], *op.results], *op.results)
+        return self.results(both, (total, term)) if isinstance(term, Relation) else None
 
     def _sum_in_one(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
         """Relate a sum of exponentials, rescaled from a shard's maximum to the global maximum."""
@@ -214,11 +241,11 @@ class Walk:
         self, op: AtenOp, parts: tuple[Relation, ...], signs: tuple[float, float]
     ) -> tuple[Value, ...] | None:
         """Relate a sum of two values, or of two sub-batches' terms of one value."""
-        first, second = parts
+        first, second = ring.terms_of_one_sum(parts[0], parts[1], self.axes)
         if first.held == second.held and signs == (1.0, 1.0) and first.held.terms:
             merged = added_terms(first, second, self.axes, "sum")
             if merged is not None:
-                return (merged,)
+                return (ring.settled(merged, self.axes),)
         try:
             rule, shape = rule_of_sum(op.name, first.held.shape, second.held.shape)
         except ValueError:
@@ -349,7 +376,7 @@ class Walk:
             if has_terms(sharding):
                 terms = self._split((what, tuple([family_of(p.held) for p in parts])))
             own = tuple([item for item in together if item[0] in sharding.axes])
-            times = {axis for axis in sharding.axes if axis.startswith(SUB_BATCH)}
+            times = {axis for axis in sharding.axes if axis.startswith(TIMES)}
             assert times == {axis for axis, _ in own}, f"sub-batches of {describe(op)}"
             relations.append(Relation(Held(number, shape, sharding, terms).filled(fill), own))
         return tuple(relations)
@@ -396,6 +423,8 @@ class Walk:
         if made is None or None in shapes:
             return
         cuts, mesh = applied.cuts, self.axes.mesh
+        if any(p.axis.startswith(RING) for cut in cuts for p in cut):
+            return
         arguments, ops, results = written(form, parts, cuts, cast("list[Shape]", shapes), mesh)
         axes = [axis for op in ops if isinstance(op, dist.DistOp) for axis in op.axes]
         if any(axis.startswith(FREE) for axis in axes):

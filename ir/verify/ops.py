@@ -83,8 +83,8 @@ def _problem_of_types(op: AtenOp) -> str | None:
 
 
 def problems_of_rows(program: Program) -> Iterator[tuple[str, Operation]]:
-    """Problems of the ops that read the results of `row_bounds`, each with the op. Takes linear
-    time."""
+    """Find ops that split other rows than the `row_bounds` op whose bounds (rows of each group)
+    they read. Yields (problem, op). Takes time linear in the ops."""
     for op in program.function.body.block.ops:
         if not isinstance(op, AtenOp) or op.name != ROW_BOUNDS:
             continue

@@ -82,6 +82,11 @@ def _bucket(
         join_scatters(cast("list[dist.ReduceScatterOp]", members))
 
 
+def gradient_reductions(program: Program) -> set[dist.DistOp]:
+    """The blocking reductions of gradients that are only returned, of all rounds."""
+    return {op for ops in _rounds(program) for op in ops}
+
+
 def _rounds(program: Program) -> list[list[dist.DistOp]]:
     """Reductions of gradients in rounds: the last round's are returned, an earlier round's are only
     read by the next, such as reduce-scatters whose shards are summed over further replicas."""

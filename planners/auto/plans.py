@@ -20,8 +20,8 @@ Stages = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class PlanMaker:
-    """Makes plans of points. cluster: name of the cluster that plans record for schedule `list`.
-    precision, update: as in `Plan`."""
+    """Turns points of the search space into plans. cluster: the name that plans record if list
+    scheduling on that cluster orders their messages. precision, update: as in `Plan`."""
 
     estimator: Estimator
     cluster: str = ""
@@ -42,6 +42,7 @@ class PlanMaker:
             batch_split=point.sub_batches,
             loss_chunks=point.loss_chunks,
             offload=point.offload,
+            decompose=("*",) if point.decompose and point.chooses("decompose") else (),
             schedule="" if point.schedule == "in-order" else point.schedule,
             cluster=self.cluster if "list" in (point.schedule, point.pipeline) else "",
             zero=point.zero,

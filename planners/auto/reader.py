@@ -210,7 +210,8 @@ class CostReader:
         return tuple(num_bytes(tensor_type_of(s.value)) for s in slots if s.kind == "param")
 
     def base(self, program: Program, data: int, cut: ReplicaCut, replica: int = 1) -> Plan:
-        """Plan with Megatron's shardings for these degrees. program: may have fewer blocks."""
+        """Make a Megatron plan with `data` x `replica` copies of the model, each sharded as `cut`
+        says. program: the captured one, or one with fewer of its blocks."""
         key = id(program), data, cut, replica
         if key not in self._bases:
             base = cut_plan(program, data, cut, replica)

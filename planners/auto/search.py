@@ -14,11 +14,11 @@ degree 1; the best point of each size of that axis is simulated, and 3 is repeat
 time; then 5 is repeated.
 
 Before 5, and if nothing fits after 2, the fastest points that lack memory are simulated with a
-chunked loss and with offloading.
+chunked loss and with offloading, and sequence-parallel points with decomposed products.
 
 The search can stop at any time with the best plan so far. If step 6 ends by itself, that plan is
 the fastest of the space, as far as the bounds hold, except for the number of layers in step 5,
-`SPARING`, and orders of a single micro-batch, which 1f1b represents.
+`SPARING` and `decompose`, and orders of a single micro-batch, which 1f1b represents.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from itertools import chain
 from shardweave.planners.auto.estimate import FITS_SURELY, Estimator, PointEstimate
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.reader import REPEATING
-from shardweave.planners.auto.space.point import DIMENSIONS, MESH, ORDERS, JointPoint
+from shardweave.planners.auto.space.point import DIMENSIONS, ORDERS, JointPoint, plainness
 from shardweave.planners.auto.space.space import JointSpace
 from shardweave.planners.cost.quantity import counted, seconds_text
 from shardweave.planners.plan.plan_parts import Predicted
@@ -148,12 +148,14 @@ class JointSearch:
             self._cut_sequences()
             self._refine()
             self._spare_memory()
+            self._decompose()
             self._recompute_less()
             self._see_rest()
         except OutOfTime as reason:
             self.stopped = str(reason)
             self._see_one()
         self._spare_memory()
+        self._decompose()
         self._recompute_less()
 
     @property
@@ -161,7 +163,7 @@ class JointSearch:
         """Simulated points with predictions: first those that fit, then by time, then simpler."""
         return sorted(
             self.evaluator.simulated.items(),
-            key=lambda item: (not item[1].fits, item[1].time_s, _plainness(item[0])),
+            key=lambda item: (not item[1].fits, item[1].time_s, plainness(item[0])),
         )
 
     @property
@@ -171,9 +173,7 @@ class JointSearch:
         count = len(self.evaluator.simulated)
         if self._best[0] != count:
             fitting = [item for item in self.evaluator.simulated.items() if item[1].fits]
-            best = min(
-                fitting, key=lambda item: (item[1].time_s, _plainness(item[0])), default=None
-            )
+            best = min(fitting, key=lambda i: (i[1].time_s, plainness(i[0])), default=None)
             self._best = count, best
         return self._best[1]
 
@@ -327,7 +327,7 @@ class JointSearch:
     def _variants(self, point: JointPoint) -> Iterator[JointPoint]:
         """Yield the point under other orders and, if it recomputes or does not fit, with the policy
         `after-products`. For a deep model the best estimates come first."""
-        orders = filter(_has_order, self.space.variants(point))
+        orders = (v for v in self.space.variants(point) if v.has_order)
         variants = chain(orders, self._keeping_products(point))
         if not self.evaluator.depths.is_deep:
             return variants
@@ -362,6 +362,16 @@ class JointSearch:
                         predicted = self.evaluator.predict(other)
                         if predicted is None or predicted.fits:
                             break
+
+    def _decompose(self) -> None:
+        """Decompose the products of the fastest points that could win if they exposed no message,
+        while there is time. These few simulations may exceed the allowed number."""
+        limit_s = self.best[1].time_s if self.best else 0.0
+        fitting = [(p, seen) for p, seen in self.seen if seen.fits and p.chooses("decompose")]
+        for point in [p for p, seen in fitting if seen.time_s - seen.exposed_s < limit_s][:STARTS]:
+            other = point.with_value(decompose=True)
+            if time.monotonic() <= self.deadline_s and self.space.constraints.allows(other):
+                self.evaluator.predict(other)
 
     def _lacking(self, dimension: str) -> list[JointPoint]:
         limit_s = self.best[1].time_s if self.best else math.inf
@@ -446,7 +456,7 @@ class JointSearch:
             # Points that may not fit rank after those that surely do, before those that cannot.
             time_s = estimate.time_s * (UNSURE if share > 1 else 1.05 if share > FITS_SURELY else 1)
             most = 1.0 if self.evaluator.depths.is_deep else LIKELY_FITS
-            rank = self._ranks[point] = share > most, time_s, _plainness(point)
+            rank = self._ranks[point] = share > most, time_s, plainness(point)
         return rank
 
     def _simulate(self, point: JointPoint) -> None:
@@ -485,16 +495,5 @@ class JointSearch:
             self.tell(text)
 
 
-def _has_order(point: JointPoint) -> bool:
-    return point.micro_batches > 1 or point.pipeline == JointPoint.pipeline
-
-
 def _has_bubbles(point: JointPoint) -> bool:
     return point.stages > 1 and point.micro_batches > 1 and point.pipeline in FILLED_LATE
-
-
-def _plainness(point: JointPoint) -> tuple[int, str]:
-    """Sort key for ties: number of values, mesh aside, that differ from defaults; then the name."""
-    usual = JointPoint()
-    odd = sum(point.value(name) != usual.value(name) for name in DIMENSIONS if name not in MESH)
-    return odd, str(point)

@@ -65,7 +65,8 @@ class Volumes:
 
 
 def grids_of(devices: int) -> Grids:
-    """List all (Gx, Gy, Gz, Gdata) whose product is `devices`: C(p + 3, 3) for 2^p devices."""
+    """List all AxoNN grids (tensor degrees Gx, Gy, Gz, and data degree Gdata) of `devices` devices:
+    C(p + 3, 3) for 2^p devices."""
     grids = [
         (x, y, z, devices // (x * y * z))
         for x in divisors(devices)

@@ -206,7 +206,7 @@ class CostModel:
         for table in self.cluster.collectives:
             if (table.kind, table.ranks, table.nodes) == (kind, ring.ranks, ring.nodes):
                 return time_at(table.points, max(1, operand_bytes * ring.flows))
-        steps = KINDS[kind].ROUNDS * (ring.ranks - 1)
+        steps = KINDS[kind].steps(ring.ranks)
         if ring.bandwidth_bytes_s == 0:
             return math.inf
         return steps * ring.latency_s + sent / ring.bandwidth_bytes_s

@@ -38,9 +38,10 @@ take about 50 MB each."""
 class Lowerings:
     """Cache of the local programs of one global program, which plans may share.
 
-    Plans that differ only in recomputation, offloading, cuts into stages and orders of messages and
-    micro-batches share a partition; plans that differ only in the order of messages also share the
-    staged program. The cache keeps the `most` programs used last; None: all.
+    Plans that differ only in recomputation, offloading, cuts into stages, decomposed products and
+    orders of messages and micro-batches share a partition; plans that differ only in the order of
+    messages also share the staged program. The cache keeps the `most` programs used last; None:
+    all.
     """
 
     program: Program
@@ -80,7 +81,9 @@ class Lowerings:
 
     def _cut(self, plan: Plan) -> Program:
         passes = PlanPasses.of(plan)
-        base = replace(plan, recompute="none", recompute_in=(), offload="none", cluster="")
+        base = replace(
+            plan, recompute="none", recompute_in=(), offload="none", decompose=(), cluster=""
+        )
         # A user's own pass may read the stages.
         base = base if plan.passes else replace(base, pipeline=_uncut(plan.pipeline))
         partitioned = self._remembered(

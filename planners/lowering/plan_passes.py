@@ -31,7 +31,7 @@ PARTITIONING = (
     "propagate-shardings",
     "insert-collectives",
 )
-RECOMPUTATION = ("rematerialize", "offload-activations", "cut-stages")
+RECOMPUTATION = ("rematerialize", "offload-activations", "cut-stages", "decompose-collectives")
 FINISHING = ("bucket-collectives", "start-collectives", "overlap-communication")
 DEFAULT_SCHEDULE = "in-order"
 
@@ -41,8 +41,8 @@ class PlanPasses:
     """The passes of a plan in order, after `apply-plan`, in three groups.
 
     partitioning: up to a local program that waits for every message. recomputation: from the first
-    pass that recomputes, offloads or cuts stages. finishing: from the first pass that joins,
-    starts or orders messages.
+    pass that recomputes, offloads, cuts stages or decomposes. finishing: from the first pass that
+    joins, starts or orders messages.
     """
 
     passes: tuple[ModulePass, ...]
@@ -114,7 +114,7 @@ def passes_after(plan: Plan, names: Collection[str] = ()) -> list[ModulePass]:
 
 def chosen_by(plan: Plan) -> set[str]:
     """Names of passes that carry out the plan's own choices, so that their notes matter."""
-    names = {"split-projections", "split-attention", "rematerialize", "offload-activations"}
+    names = {"split-projections", "split-attention", *RECOMPUTATION} - {"cut-stages"}
     # The functions of a pipeline are ordered one by one, and some may well send nothing.
     if plan.schedule not in ("", DEFAULT_SCHEDULE) and not plan.is_pipeline:
         names.add("overlap-communication")
@@ -183,6 +183,8 @@ def _recomputation(plan: Plan) -> list[ModulePass]:
         if plan.orders_stages and plan.cluster:
             options["cluster"] = plan.cluster
         passes += [_make("cut-stages", **options), _make("merge-collectives")]
+    if plan.decompose:
+        passes.append(_make("decompose-collectives", layers=",".join(plan.decompose)))
     return passes
 
 

@@ -158,8 +158,8 @@ def _count(op: Operation, price: BlockPrice, costs: CostModel) -> None:
 def moving_s(
     value: SSAValue, before: Sharding, after: Sharding, axes: Axes, costs: CostModel
 ) -> float:
-    """Seconds of bringing one sub-batch of a value from one sharding over `axes.with_time` to
-    another; sub-batches send each other nothing."""
+    """Seconds of the messages that reshard one sub-batch of a value. Shardings may use the time
+    axis, along which sub-batches follow each other; it carries no messages."""
     total = 0.0
     itemsize = dtype_of_value(value).itemsize
     for step in reshard(shape_of(value), before, after, axes.with_time):

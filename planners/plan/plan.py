@@ -55,12 +55,14 @@ class Plan:
     smaller ones share messages (`bucket-collectives`); 0: the default threshold, for CPUs.
     recompute: policy of `rematerialize`; recompute_in: names or patterns of the blocks that it
     recomputes, empty for all. offload: values that the host keeps until the backward pass (`values`
-    of `offload-activations`), or `none`. schedule: of `overlap-communication`; cluster: a preset or
-    a file for which the schedule is optimized. pipeline: its stages; None for one stage. zero:
-    ZeRO stage, which shards over the data axis: 1 optimizer state, 2 also gradients, 3 also
-    parameters. precision: `fp32`, `bf16-mixed` or `fp16-mixed`, for the memory of the optimizer
-    (`cost.memory`); empty: the parameters' dtype decides. update: the torch.optim class whose
-    update and state are predicted; empty: a step without its update, and Adam's state.
+    of `offload-activations`), or `none`. decompose: names or patterns of the layers whose products
+    compute while blocks of their operands or sums travel (`decompose-collectives`). schedule: of
+    `overlap-communication`; cluster: a preset or a file for which the schedule is optimized.
+    pipeline: its stages; None for one stage. zero: ZeRO stage, which shards over the data axis: 1
+    optimizer state, 2 also gradients, 3 also parameters. precision: `fp32`, `bf16-mixed` or
+    `fp16-mixed`, for the memory of the optimizer (`cost.memory`); empty: the parameters' dtype
+    decides. update: the torch.optim class whose update and state are predicted; empty: a step
+    without its update, and Adam's state.
 
     predicted: predicted time and memory of a step. reasons: why this plan won, and why the next
     best lost. candidates: the best plans that were compared, this one first.
@@ -83,6 +85,7 @@ class Plan:
     recompute: str = "none"
     recompute_in: tuple[str, ...] = ()
     offload: str = "none"
+    decompose: tuple[str, ...] = ()
     schedule: str = ""
     cluster: str = ""
     pipeline: Pipeline | None = None
@@ -218,6 +221,7 @@ _READERS: dict[str, parts.Reader] = {
     "recompute": parts.one_of(parts.RECOMPUTE),
     "recompute_in": parts.list_of(parts.text, "names of blocks"),
     "offload": parts.one_of(parts.OFFLOAD),
+    "decompose": parts.list_of(parts.text, "names of layers"),
     "schedule": parts.one_of(parts.SCHEDULES),
     "cluster": parts.text,
     "pipeline": parts.optional(parts.pipeline),

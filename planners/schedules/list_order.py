@@ -31,8 +31,9 @@ StageAt = tuple[int, int]
 
 @dataclass(frozen=True)
 class PassCosts:
-    """Costs of passes. pass_s: seconds of a pass of kind `F`, `I` or `W` of a (stage, rank).
-    message_s: seconds of a message from one (stage, rank) to another."""
+    """Costs of a pipeline's passes. pass_s: seconds of a pass at a (stage, rank), of kind `F`
+    (forward), `I` (input gradients) or `W` (weight gradients). message_s: seconds of a message from
+    one (stage, rank) to another."""
 
     pass_s: Callable[[StageAt, Kind], float]
     message_s: Callable[[StageAt, StageAt], float] = lambda source, goal: 0.0

@@ -48,8 +48,8 @@ def round_size(ranks: int, micro_batches: int) -> int:
     rounds = max(1, micro_batches // ranks)
     if micro_batches % rounds:
         raise ValueError(
-            f"{micro_batches} micro-batches do not divide into {rounds} rounds on {ranks} ranks; "
-            f"use a number of micro-batches that is a multiple of {ranks}."
+            f"{micro_batches} micro-batches on {ranks} ranks run in {rounds} rounds, which they "
+            f"do not fill evenly; use a number of micro-batches that is a multiple of {ranks}."
         )
     return micro_batches // rounds
 

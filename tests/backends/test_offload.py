@@ -77,14 +77,16 @@ def trained(spec: str, plan: Plan) -> tuple[float, int, int]:
     [
         ("data=2", {"recompute": "layer"}),
         ("stage=2", {"offload": "all"}),
+        ("tensor=2", {"offload": "none", "decompose": ("*",)}),
     ],
 )
 def test_offloaded_processes_are_eager_s_in_the_predicted_memory(
     mesh: str, options: dict[str, Any]
 ) -> None:
-    plan = replace(megatron(GPT, mesh), **{"offload": "inputs", **options})
+    plan = megatron(GPT, mesh, sequence_parallel="decompose" in options)
+    plan = replace(plan, **{"offload": "inputs", **options})
     plan = with_pipeline(plan, captured(GPT).program, as_mesh(mesh))
-    for error, counted, predicted in run_ranks(trained, 2, GPT, plan):
+    for error, counted, predicted in run_ranks(trained, as_mesh(mesh).num_devices, GPT, plan):
         print(mesh, error, counted, predicted)
         assert error < 1e-9
         assert predicted == pytest.approx(counted, rel=0.05)

@@ -131,7 +131,7 @@ def test_sparse_buffer_is_compared_by_its_elements() -> None:
 
 
 def test_missing_parameter_is_an_error_that_names_it() -> None:
-    with pytest.raises(ValueError, match="no value for 'a'"):
+    with pytest.raises(ValueError, match="no gradient or buffer 'a'"):
         compare(expected(), expected(a=[1.0]), F64)
 
 

@@ -136,7 +136,9 @@ def test_table_in_which_ranks_wait_for_each_other_is_refused() -> None:
 
 
 def test_what_a_schedule_cannot_do_is_said() -> None:
-    with pytest.raises(ValueError, match="9 micro-batches do not divide into 2 rounds on 4 ranks"):
+    with pytest.raises(
+        ValueError, match="9 micro-batches on 4 ranks run in 2 rounds, which they do not fill"
+    ):
         find_schedule("interleaved-1f1b").table(4, 9, 2)
     with pytest.raises(ValueError, match=r"needs at least \d+ micro-batches, found 4"):
         find_schedule("dualpipe-v").table(4, 4, 2)

@@ -23,6 +23,12 @@ The number of constant indices follows; they are the digits below the placement'
 SUB_BATCH = "sub_batch."
 """Prefix of the names of sub-batch axes; their size follows. The walk infers them from slices."""
 
+RING = "ring."
+"""Prefix of the names of a ring's axes, whose coordinates count from each rank (`steps.ring`)."""
+
+TIMES = (SUB_BATCH, RING)
+"""Prefixes of the axes on which a value has coordinates (`Relation.at`)."""
+
 Shape = tuple[int, ...]
 Coordinates = tuple[tuple[str, frozenset[int]], ...]
 """A shard's coordinates by sub-batch axis: one, or several if the value sums over them."""
@@ -226,10 +232,12 @@ Value: TypeAlias = "Relation | RankNumber | Row | Local"
 
 @dataclass
 class ProofAxes:
-    """The axes of a proof: those of the mesh, and sub-batch axes, added as the walk meets them."""
+    """The axes of a proof: those of the mesh, and those of sub-batches and rings, added as the walk
+    meets them. rings: the mesh axes that have rings."""
 
     mesh: Mesh
     sub_batches: dict[str, int] = field(default_factory=dict[str, int])
+    rings: dict[str, None] = field(default_factory=dict[str, None])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -277,9 +285,13 @@ def concatenated(held: Held, axes: Sequence[str], dim: int, block: int | None) -
 
 def has_terms(sharding: Sharding) -> bool:
     """True if a value of this sharding needs a split id (`Held.terms`): it is unreduced over
-    sub-batches, or is a shard's own maximum, which other ops may read before it is reduced."""
-    is_maximum = sharding.reduction == "max" and bool(sharding.unreduced)
-    return is_maximum or any(axis.startswith(SUB_BATCH) for axis in sharding.unreduced)
+    sub-batches, or is a block of an unreduced value, which may travel, or is a shard's own maximum,
+    which other ops may read before it is reduced."""
+    if not sharding.unreduced:
+        return False
+    is_block = any(axis.startswith(RING) for axis in sharding.placed_axes)
+    is_split = any(axis.startswith(TIMES) for axis in sharding.unreduced)
+    return is_block or is_split or sharding.reduction == "max"
 
 
 def reduced_over(held: Held, axes: Sequence[str]) -> Held | None:

@@ -11,6 +11,7 @@ from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.mesh.placement import DimSharding, Placement
 from shardweave.ir.proof.model.local_forms import OpForm
 from shardweave.ir.proof.relations.held import (
+    RING,
     SUB_BATCH,
     Coordinates,
     Local,
@@ -39,7 +40,7 @@ def plain_cuts(axes: ProofAxes, size: int, part: int) -> Iterator[tuple[DimShard
     """Yield all shardings of a dim of `size` into shards of `part`; with sub-batch coordinates."""
     if part == 0 or size == part:
         return
-    wide = axes.wide(axes.names)
+    wide = [name for name in axes.wide(axes.names) if not name.startswith(RING)]
     for count in range(1, MAX_AXES + 1):
         for names in permutations(wide, count):
             sizes = [axes.size(name) for name in names]

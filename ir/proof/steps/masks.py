@@ -13,7 +13,7 @@ from shardweave.ir.dialects.literals import to_python
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import DimSharding, is_contiguous
 from shardweave.ir.proof.model.expressions import Expressions
-from shardweave.ir.proof.relations.held import Local, RankNumber, Relation, Value
+from shardweave.ir.proof.relations.held import RING, Local, RankNumber, Relation, Value
 from shardweave.ir.proof.relations.padding import with_fill
 
 
@@ -31,6 +31,8 @@ def masked(op: AtenOp, operands: Sequence[Value], table: Expressions) -> Value |
     if any(size != 1 for size in column[1:]) or held.local_shape is None:
         return None
     cut, size = held.sharding.dims[dim], held.shape[dim]
+    if any(placement.axis.startswith(RING) for placement in cut):
+        return None
     is_end = to_python(dict(mask.arguments)["other"]) == size
     is_whole = column[0] == held.local_shape[dim] and is_contiguous(cut, size)
     if not is_end or not is_whole or first_of_range(mask.operands[0], table) != _offset(cut, part):

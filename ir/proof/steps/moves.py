@@ -21,6 +21,7 @@ from shardweave.ir.proof.relations.held import (
     reduced_over,
 )
 from shardweave.ir.proof.relations.padding import index_of, padded, rank_position, without_padding
+from shardweave.ir.proof.steps.ring import is_on_ring, on_ring
 
 # Collectives
 
@@ -29,6 +30,8 @@ def collective(op: dist.DistOp, operands: Sequence[Value], axes: ProofAxes) -> l
     """Relate a collective's, wait's or copy's results, one per operand; None if unrelated."""
     if isinstance(op, (dist.WaitOp, dist.HostCopyOp)):
         return list(operands)
+    if is_on_ring(op):
+        return on_ring(op, operands, axes)
     if isinstance(op, dist.ShardIndexOp):
         return [rank_position(op.axes, axes, {})]
     return [_sent(op, value, axes) for value in operands]
@@ -136,7 +139,7 @@ def _joined(op: AtenOp, operands: Sequence[Value], axes: ProofAxes) -> Value | N
     parts = [value for value in operands if isinstance(value, Relation)]
     if len(parts) == len(operands) and all(part.held == parts[0].held for part in parts):
         varying = [a for a, _ in parts[0].at if len({dict(part.at).get(a) for part in parts}) > 1]
-        if len(varying) == 1:
+        if len(varying) == 1 and varying[0].startswith(SUB_BATCH):
             (axis,) = varying
             places = [dict(part.at).get(axis) for part in parts]
             rest = {tuple([i for i in part.at if i[0] != axis]) for part in parts}

@@ -27,6 +27,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "zero": ("0", "1", "2", "3"),
     "recompute": RECOMPUTE,
     "offload": OFFLOAD,
+    "decompose": ("false", "true"),
     "schedule": tuple(filter(None, SCHEDULES)),
     "pipeline": PIPELINE_SCHEDULES,
 }
@@ -169,6 +170,7 @@ def point_of(plan: Plan) -> JointPoint:
         recompute_layers=_recomputed_layers(plan),
         loss_chunks=plan.loss_chunks,
         offload=plan.offload,
+        decompose=bool(plan.decompose),
     )
 
 

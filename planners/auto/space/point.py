@@ -63,7 +63,8 @@ class JointPoint:
     leading blocks of each stage that policy `layer` recomputes; 0: all (Megatron-LM's
     `--recompute-num-layers`). loss_chunks: chunks of the loss along tokens, used without
     micro-batches, whose schedules keep logits until the backward pass. offload: values that the
-    host keeps for the backward pass.
+    host keeps for the backward pass. decompose: whether sequence-parallel products compute block by
+    block while blocks travel.
     """
 
     replica: int = 1
@@ -84,6 +85,7 @@ class JointPoint:
     recompute_layers: int = 0
     loss_chunks: int = 1
     offload: str = "none"
+    decompose: bool = False
 
     @property
     def pieces(self) -> int:
@@ -115,6 +117,11 @@ class JointPoint:
         return self.stages > 1 or self.micro_batches > 1
 
     @property
+    def has_order(self) -> bool:
+        """True if the order of micro-batches matters, or is the usual one."""
+        return self.micro_batches > 1 or self.pipeline == JointPoint.pipeline
+
+    @property
     def joins_messages(self) -> bool:
         """True if weights and gradients are communicated in buckets, so that their size matters: if
         the plan has one stage, several replicas or context shards, and a schedule in `BUCKETED`."""
@@ -131,6 +138,8 @@ class JointPoint:
             return self.recompute == "layer"
         if dimension == "loss_chunks":
             return not self.is_staged
+        if dimension == "decompose":
+            return self.sequence_parallel and self.tensor > 1
         return dimension != "buckets" or self.joins_messages
 
     def value(self, dimension: str) -> str:
@@ -158,6 +167,7 @@ class JointPoint:
         words += [f"{self.sub_batches} sub-batches"] if self.sub_batches > 1 else []
         words += [f"loss in {self.loss_chunks} chunks"] if self.loss_chunks > 1 else []
         words += [f"offload {self.offload}"] if self.offload != "none" else []
+        words += ["decomposed products"] if self.decompose else []
         words += [self.schedule]
         words += [self.pipeline] if self.stages > 1 else []
         words += [f"{self.chunks} chunks"] if self.chunks != JointPoint.chunks else []
@@ -178,3 +188,10 @@ class JointPoint:
 
 DIMENSIONS = tuple(f.name for f in fields(JointPoint))
 """The dimensions' names, in order."""
+
+
+def plainness(point: JointPoint) -> tuple[int, str]:
+    """Sort key for ties: number of values, mesh aside, that differ from defaults; then the name."""
+    usual = JointPoint()
+    odd = sum(point.value(name) != usual.value(name) for name in DIMENSIONS if name not in MESH)
+    return odd, str(point)

@@ -99,13 +99,14 @@ class JointSpace:
                 zeros = _zeros(replica, data * cut.expert, micro)
                 chunks = int(self.constraints.fixed.get("loss_chunks", 1))
                 offload = self.constraints.fixed.get("offload", JointPoint.offload)
+                decompose = self.constraints.fixed.get("decompose") == "true"
                 subs = [n for n in SUB_BATCHES if rows // micro % n == 0]
                 policies = self._recomputed(stages)
                 for zero, (recompute, layers), sub in product(zeros, policies, subs):
                     point = JointPoint(
                         replica, data, cut.tensor, cut.context, cut.expert, stages,
                         cut.sequence_parallel, zero, recompute, micro, sub, recompute_layers=layers,
-                        loss_chunks=chunks, offload=offload,
+                        loss_chunks=chunks, offload=offload, decompose=decompose,
                     )  # fmt: skip
                     usual = self._usual(point)
                     if usual is not None:

@@ -80,7 +80,10 @@ def with_few_blocks(
     pipeline, blocks = plan.pipeline, {*names}
     others = [[name for name in stage if name not in blocks] for stage in pipeline.stages]
     if any(others[1:-1]):
-        raise PlanError("an inner stage has layers outside the equal blocks of the model.")
+        raise PlanError(
+            "a stage between the first and the last has layers that are not among the repeated "
+            "blocks of the model; move them to the first or last stage."
+        )
     kinds = min(KINDS, len(pipeline.stages))
     sizes = [len(kept) // kinds] * (kinds - 1)
     sizes.append(len(kept) - sum(sizes))
