@@ -166,7 +166,7 @@ class Mesh:
 
     def parts(self, name: str) -> tuple[str, ...]:
         """The axes into which axis `name` is factored, major to minor; itself if it is whole."""
-        digits = [axis for axis in self.names if part_of(axis) == name]
+        digits = [axis for axis in self.names if whole_axis(axis) == name]
         return (name,) if name in self.names or not digits else tuple(digits)
 
     def factored(self, name: str, sizes: Sequence[int]) -> Mesh:
@@ -239,7 +239,7 @@ class Mesh:
         return groups
 
 
-def part_of(axis: str) -> str:
+def whole_axis(axis: str) -> str:
     """The axis of which `axis`, such as tensor.1, is a part; itself if it is no part."""
     name, _, digit = axis.rpartition(".")
     return name if name and digit.isdigit() else axis

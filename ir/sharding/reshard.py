@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from shardweave.ir.dialects import dist
-from shardweave.ir.mesh.mesh import Mesh, part_of
+from shardweave.ir.mesh.mesh import Mesh, whole_axis
 from shardweave.ir.mesh.placement import Placement, Sharding, block_of, fits
 
 
@@ -81,7 +81,7 @@ class _Search:
         """Replace two messages over parts of one axis by one over both, if it does the same."""
         kind, axes = first.op, tuple(sorted(first.axes + second.axes, key=self.mesh.names.index))
         is_alike = kind is second.op and issubclass(kind, dist.CollectiveOp)
-        if not is_alike or len({part_of(axis) for axis in axes}) > 1:
+        if not is_alike or len({whole_axis(axis) for axis in axes}) > 1:
             return
         before = self.steps[-3].after if len(self.steps) > 2 else self.source
         for step in (first, second):  # the minor part, which comes first or last, has the blocks

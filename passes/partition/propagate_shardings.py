@@ -22,7 +22,7 @@ from shardweave.ir.dialects.annotations import sharding_attrs_of, wanted_attrs_o
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.mesh.mesh import part_of
+from shardweave.ir.mesh.mesh import whole_axis
 from shardweave.ir.mesh.placement import Placement, Sharding, fits, ordered
 from shardweave.ir.program.program import Program, Slot, wishes_of
 from shardweave.ir.sharding.assignment import Assignment, price_of
@@ -301,5 +301,7 @@ def _idle_axes(program: Program) -> list[str]:
         shardings += [*(sharding_attrs_of(op) or ()), *(wanted_attrs_of(op) or ())]
     used = {axis.data for s in shardings for axes in (*s.dims, s.unreduced) for axis in axes}
     axes = program.mesh.space_axes if program.mesh else ()
-    wide = [axis for axis in axes if axis.size > 1 and not used & {axis.name, part_of(axis.name)}]
+    wide = [
+        axis for axis in axes if axis.size > 1 and not used & {axis.name, whole_axis(axis.name)}
+    ]
     return [f"{axis.name}={axis.size}" for axis in wide]
