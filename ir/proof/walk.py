@@ -155,12 +155,13 @@ class Walk:
         """Yield combinations of the operands' relations, the first relation of each first: all of
         those in `others`, then shards as blocks of a ring, one of them and all of them."""
         yield from product(*([value, *self.others.get(value, ())] for value in operands))
-        as_blocks = [ring.as_block(value, self.axes) for value in operands]
-        for index, block in enumerate(as_blocks):
-            if block is not None:
-                yield (*operands[:index], block, *operands[index + 1 :])
-        if sum(block is not None for block in as_blocks) > 1:
-            yield tuple([b or value for b, value in zip(as_blocks, operands, strict=True)])
+        for axis in self.axes.rings:
+            as_blocks = [ring.as_block(value, axis, self.axes) for value in operands]
+            for index, block in enumerate(as_blocks):
+                if block is not None:
+                    yield (*operands[:index], block, *operands[index + 1 :])
+            if sum(block is not None for block in as_blocks) > 1:
+                yield tuple([b or value for b, value in zip(as_blocks, operands, strict=True)])
 
     def _aten(
         self, op: AtenOp, operands: tuple[Value, ...], key: Key, *, is_template: bool

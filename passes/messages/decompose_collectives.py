@@ -7,7 +7,10 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from xdsl.context import Context
+from xdsl.dialects import builtin
 from xdsl.ir import Operation, SSAValue
+from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
 from shardweave.ir.dialects import dist
@@ -32,10 +35,10 @@ from shardweave.ir.ops.registry import adding, spec_of
 from shardweave.ir.program.blocks import weight_ops
 from shardweave.ir.program.dead_code import remove_dead_ops
 from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import parts_of
 from shardweave.ir.sharding.rules import rule_of
 from shardweave.passes.messages.gradient_buckets import gradient_reductions
 from shardweave.passes.notes import note
-from shardweave.passes.program_pass import PassOnProgram
 
 _RING = "ring"
 """The axis of the turns, on which blocks are placed by the rules of ops."""
@@ -218,12 +221,15 @@ class _Gather(_Ring):
         for op in self.products:
             if op not in now:
                 self._compute({op: Builder.before(op)}, None)
+        joined: dict[SSAValue, SSAValue] = {}
         for value, reader in self.read_whole.items():
             assert isinstance(value.owner, Operation)
             cut = self.cuts[value]
             own = Builder.after(value.owner) if reader is None else Builder.before(reader)
             parts = [self.block(value, cut, turn, own) for turn in range(self.ranks)]
-            value.replace_all_uses_with(self.joined(value, cut, parts, own))
+            joined[value] = self.joined(value, cut, parts, own)
+        for value, whole in joined.items():
+            value.replace_all_uses_with(whole)
 
     def _compute(self, products: Mapping[AtenOp, Builder], new: Builder | None) -> None:
         """Compute products turn by turn. new: starts the next turn's message; None: all arrived."""
@@ -308,8 +314,8 @@ def decompose(program: Program, patterns: Collection[str]) -> int:
         if op in others or type(op) not in (dist.AllGatherOp, dist.ReduceScatterOp):
             continue
         assert isinstance(op, dist.AlongDimOp)
-        ranks = mesh.sizes(op.axes)
-        if len(op.operands) > 1 or ranks == 1:
+        ranks, wide = mesh.sizes(op.axes), [axis for axis in op.axes if mesh.size(axis) > 1]
+        if len(op.operands) > 1 or len(wide) != 1:
             continue
         is_gather = isinstance(op, dist.AllGatherOp)
         ring = _Gather(op, ranks, places) if is_gather else _Scatter(op, ranks)
@@ -337,15 +343,15 @@ def _operands_first(ops: Sequence[Operation]) -> Iterable[Operation]:
 
 
 @dataclass(frozen=True)
-class DecomposeCollectivesPass(PassOnProgram):
+class DecomposeCollectivesPass(ModulePass):
     """Compute products beside a gather or a reduce-scatter in blocks, while the next block travels.
 
     A gather that products read, and a reduce-scatter of products, become as many turns as there are
     ranks. In each, a rank computes with one block, and sends one to its neighbour (`dist.shift`).
     Gradients of weights add up over the turns, or read the joined blocks if that moves fewer bytes;
     a forward gather's blocks stay for them. Nothing else is gathered whole, unless other ops read
-    it. Views, casts and sums between collective and product
-    are computed in blocks, too. Gathers of weights and reductions of gradients stay as they are.
+    it. Views, casts and sums between collective and product are computed in blocks, too. Gathers of
+    weights, reductions of gradients and messages over several mesh axes stay as they are.
 
     `layers`: names or patterns of the layers whose products are decomposed, separated by commas;
     default all.
@@ -357,7 +363,27 @@ class DecomposeCollectivesPass(PassOnProgram):
     name = "decompose-collectives"
     layers: str = ""
 
-    def run(self, program: Program) -> None:
+    def apply(self, ctx: Context, op: builtin.ModuleOp) -> None:
+        parts = parts_of(Program(op))
+        patterns = self._patterns({layer_of(each) for part in parts for each in part.ops})
+        if not sum([self._decompose(part, patterns) for part in parts]):
+            note(
+                "no product of these layers reads a gather of activations over one mesh axis or "
+                "gives a reduce-scatter; use a plan with sequence_parallel, or leave the pass out."
+            )
+
+    def _patterns(self, layers: Collection[str]) -> list[str]:
+        patterns = [word for word in map(str.strip, self.layers.split(",")) if word] or ["*"]
+        for pattern in patterns:
+            if not fnmatch.filter(layers, pattern):
+                raise ValueError(
+                    f"layers: no op is in a layer '{pattern}'; give names or patterns such as "
+                    f"'{next(filter(None, sorted(layers)), '*')}'."
+                )
+        return patterns
+
+    @staticmethod
+    def _decompose(program: Program, patterns: Collection[str]) -> int:
         if not program.is_local:
             raise ValueError(
                 "the program is global; run insert-collectives before decompose-collectives."
@@ -367,9 +393,4 @@ class DecomposeCollectivesPass(PassOnProgram):
                 "the program has started collectives already; run decompose-collectives before "
                 "start-collectives."
             )
-        words = [word.strip() for word in self.layers.split(",")]
-        if not decompose(program, list(filter(None, words)) or ["*"]):
-            note(
-                "no product of these layers reads a gather of activations or gives a "
-                "reduce-scatter; use a plan with sequence_parallel, or leave the pass out."
-            )
+        return decompose(program, patterns)

@@ -79,16 +79,15 @@ def _renamed(held: Held, old: str, new: str, axes: ProofAxes) -> Held:
     return replace(held, sharding=replace(sharding, dims=dims, unreduced=unreduced))
 
 
-def as_block(value: Value, axes: ProofAxes) -> Relation | None:
+def as_block(value: Value, axis: str, axes: ProofAxes) -> Relation | None:
     """Relate a shard over a ring's mesh axis as the block at coordinate 0; None for others."""
-    if not axes.rings or not isinstance(value, Relation):
+    if not isinstance(value, Relation):
         return None
-    for axis in axes.rings:
-        sharding = value.held.sharding
-        if axis in sharding.placed_axes and _block(axis) not in sharding.axes:
-            held = _renamed(value.held, axis, _block(axis), axes)
-            return _at(Relation(held, value.at), _block(axis), 0)
-    return None
+    sharding = value.held.sharding
+    if axis not in sharding.placed_axes or _block(axis) in sharding.axes:
+        return None
+    held = _renamed(value.held, axis, _block(axis), axes)
+    return _at(Relation(held, value.at), _block(axis), 0)
 
 
 def _own_term(value: Relation, axis: str, axes: ProofAxes) -> Relation:
@@ -96,6 +95,18 @@ def _own_term(value: Relation, axis: str, axes: ProofAxes) -> Relation:
     if axis not in value.held.sharding.unreduced:
         return value
     return _at(Relation(_renamed(value.held, axis, _term(axis), axes), value.at), _term(axis), 0)
+
+
+def _exchanged(value: Relation, axis: str, axes: ProofAxes) -> Relation:
+    """Relate a product of the block at coordinate 0 and another shard, where either operand can be
+    read as the block, with the mesh axis and the axis of blocks in each other's place."""
+    is_own = (_block(axis), frozenset({0})) in value.at
+    if not is_own or not {axis, _block(axis)} <= set(value.held.sharding.placed_axes):
+        return value
+    held = value.held
+    for old, new in ((axis, ""), (_block(axis), axis), ("", _block(axis))):
+        held = _renamed(held, old, new, axes)
+    return Relation(held, value.at)
 
 
 def settled(value: Relation, axes: ProofAxes) -> Relation:
@@ -128,7 +139,7 @@ def _shifted(value: Relation, axis: str, axes: ProofAxes) -> Relation | None:
         if names[1] in sharding.unreduced or not value.held.terms:
             return None
         value = _own_term(value, axis, axes)
-    value = as_block(value, axes) or value
+    value = as_block(value, axis, axes) or value
     if axis in value.held.sharding.axes:
         return None
     at = [
@@ -143,7 +154,11 @@ def _joined(
 ) -> Relation | None:
     """Relate blocks at coordinates 0, 1, .., joined by the positions of their ranks."""
     name = _block(axis)
-    parts = [part if name in dict(part.at) else as_block(part, axes) or part for part in parts]
+    parts = [
+        part if name in dict(part.at) else as_block(part, axis, axes) or part for part in parts
+    ]
+    if parts[0].held != parts[-1].held:
+        parts[0] = _exchanged(parts[0], axis, axes)
     places = [dict(part.at).get(name) for part in parts]
     rest = {tuple([item for item in part.at if item[0] != name]) for part in parts}
     is_one = len({part.held for part in parts}) == 1 and len(rest) == 1
