@@ -114,6 +114,24 @@ def test_who_asks_for_the_whole_axis_may_have_a_program_on_its_parts() -> None:
     assert any(block.communication_s for block in given.blocks)
 
 
+@pytest.mark.parametrize(("kind", "size"), [("input", 8), ("param", 10)])
+def test_arguments_without_a_sharding_keep_an_axis_whole_too(kind: str, size: int) -> None:
+    program = step(
+        f"""
+        param %x : tensor<8x3xf64>
+        {kind} %b : tensor<{size}xf64>
+        %y = aten.view(%x) : tensor<2x4x3xf64>
+        %z = aten.exp(%b) {{layer = "exp"}} : tensor<{size}xf64>
+        output %y
+        output %z
+        """
+    )
+    plan = replace(SHARDED, activations={"exp": '[{"a"}]'})
+    local = partition(program, Mesh(a=4), plan)
+    assert local.mesh == Mesh(a=4)
+    assert local.sharding_of_slot(local.arguments[1]).axes == {"a"}
+
+
 def test_a_user_s_passes_do_not_split_the_mesh_of_a_step_that_has_programs() -> None:
     mesh, passes = Mesh(a=4), "preset:partition"
     assert partition(total(), mesh, SHARDED, passes).mesh == mesh.factored("a", (2, 2))
