@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.mesh import Mesh, whole_axis
 from shardweave.ir.mesh.placement import is_even
 from shardweave.ir.program.program import Program, Slot
 from shardweave.ir.sharding.flow import check_not_propagated
@@ -70,7 +70,10 @@ def _split(mesh: Mesh, axes: list[str], propagation: Propagation, *, groups: boo
                     part = rule.part_of_axis(names, placement, groups=groups)
                     if part is not None and placement.axis in parts:
                         parts[placement.axis].add(part)
+    taken = {whole_axis(name) for name in mesh.names if name != whole_axis(name)}
     for axis, sizes in parts.items():
+        if axis in taken or axis != whole_axis(axis):
+            continue  # Names of parts stand for the axis alone, and parts have no parts.
         spans = sorted(sizes, reverse=True)
         if len(spans) > 2 and not any(outer % inner for outer, inner in pairwise(spans)):
             mesh = mesh.factored(axis, [outer // inner for outer, inner in pairwise(spans)])
