@@ -30,7 +30,7 @@ from shardweave.backends.watch.agreement import (
     who_has_what,
 )
 from shardweave.ir.dialects.types import dtype_word, form_of
-from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.mesh import Mesh, whole_axis
 from shardweave.ir.mesh.placement import Sharding, contiguous
 from shardweave.planners.plan.zero import BATCH_AXES
 
@@ -44,11 +44,12 @@ _ADVICE = "pad inputs to one length on all ranks, as only the number of rows may
 
 
 def axes_of_rows(mesh: Mesh, cut: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the mesh axes along which ranks have different rows: `replica`, `data`, and those of
-    `cut`, axes over which a plan shards dim 0 of inputs, except `tensor`, `context` and stages."""
+    """Return the mesh axes along which ranks have different rows: `replica`, `data`, their parts,
+    and those of `cut`, axes over which a plan shards dim 0 of inputs, except `tensor`, `context`
+    and stages."""
     chosen = {*BATCH_AXES, *cut}.difference(_SAME_ROWS)
     space = [axis for axis in mesh.device_axes if axis.kind == "space" and axis.size > 1]
-    return tuple(axis.name for axis in space if axis.name in chosen)
+    return tuple(a.name for a in space if not chosen.isdisjoint((a.name, whole_axis(a.name))))
 
 
 def names_of_rows(inputs: Mapping[str, Tensor]) -> frozenset[str]:

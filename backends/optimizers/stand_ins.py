@@ -6,6 +6,7 @@ of full shape (`spread`).
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
@@ -99,6 +100,10 @@ class StandIns:
         index = self._index.get(id(key))
 
         def change(x: Any) -> Any:
+            if index is None and _is_by_id(x, self._index):
+                return _like(
+                    x, {change(k): self._for(y, self._parameter_of(k)) for k, y in x.items()}
+                )
             if index is not None and isinstance(x, Tensor):
                 return self._plain_state(x, index)
             if type(x) is int and x in self._made:  # as a key by which a tensor is known
@@ -113,11 +118,18 @@ class StandIns:
             self._objects.append((old, self._keep(old, new), self._made.get(id(key), key)))
         return made
 
+    def _parameter_of(self, key: Any) -> DTensor | None:
+        """Return the parameter by whose id an entry of a dict is known."""
+        return self._sharded.get(self._index.get(key, -1))
+
     def _real(self, made: Any, key: Any = None) -> Any:
         """Copy a value with real objects for stand-ins. key: its key in the state, if any."""
         index = self._index.get(id(self._of.get(id(key))))
+        plain = {id(made): made for made in self._plain.values()}
 
         def change(x: Any) -> Any:
+            if index is None and _is_by_id(x, plain):
+                return _like(x, {change(k): self._real(y, plain.get(k)) for k, y in x.items()})
             if index is not None and isinstance(x, Tensor):
                 return self._stored_state(x, index)
             if type(x) is int and x in self._of:
@@ -243,6 +255,19 @@ class StandIns:
             local = local_of(gradient, real) if index in self._full else gradient
             if real.grad is not None and gradient is not self._given[index]:
                 real.grad = beside(local, real)
+
+
+def _is_by_id(value: Any, ids: Collection[int]) -> bool:
+    """True for a dict with entries by the ids of parameters; a tensor's hash is its id too."""
+    return isinstance(value, dict) and any(type(key) is int and key in ids for key in value)
+
+
+def _like(entries: dict[Any, Any], new: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a dict of the class and settings of `entries` with other entries."""
+    made = copy.copy(entries)
+    made.clear()
+    made.update(new)
+    return made
 
 
 def _copy(local: Tensor, into: DTensor) -> None:

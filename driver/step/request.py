@@ -208,8 +208,9 @@ def mesh_for(options: CompileOptions, num_processes: int | None = None) -> Mesh 
 
 
 def _own_mesh(kind: str, own: Mesh, mesh: Mesh | None) -> Mesh:
-    """Return `own`, a program's or artifact's mesh. Raises ValueError if `mesh` is another."""
-    if mesh not in (None, own):
+    """Return `own`, a program's or artifact's mesh. Raises ValueError if `mesh` is another; it may
+    have whole axes of which `own` has parts."""
+    if mesh is not None and mesh.on_parts_of(own) != own:
         raise ValueError(
             f"the {kind} is for mesh {own}, but mesh {mesh} is given; leave the mesh out, or "
             f"make the {kind} for that mesh."

@@ -204,6 +204,10 @@ class Mesh:
                 mesh = mesh.factored(axis.name, digits)
         return mesh
 
+    def on_parts_of(self, other: Mesh) -> Mesh:
+        """This mesh, with each axis split into the parts that `other` has of it."""
+        return self.refined({axis.name: axis.size for axis in other.axes})
+
     def coordinates(self, rank: int) -> dict[str, int]:
         """The coordinate of a rank on each axis of devices."""
         coordinates: dict[str, int] = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.mesh.mesh import Mesh
+from shardweave.ir.mesh.mesh import Mesh, whole_axis
 from shardweave.ir.mesh.placement import is_even
 from shardweave.ir.program.program import Program, Slot
 from shardweave.ir.sharding.flow import check_not_propagated
@@ -45,7 +45,10 @@ class SplitAxesPass(PassWithAnalyses):
         open_axes = [a.name for a in mesh.space_axes if a.size > 3 and a.name not in kept]
         if not open_axes:
             return
-        split = _split(mesh, open_axes, analyses.of(propagated_forward), groups=self.groups)
+        propagation = analyses.of(propagated_forward)
+        kept = _read_whole(program, propagation)
+        open_axes = [axis for axis in open_axes if axis not in kept]
+        split = _split(mesh, open_axes, propagation, groups=self.groups)
         if split != mesh:
             program.set_mesh(split)
             analyses.forget()
@@ -56,6 +59,19 @@ def _whole_axes(slot: Slot, program: Program) -> frozenset[str]:
     sharding = program.sharding_of_slot(slot)
     is_split = slot.kind != "input" and sharding.is_even(shape_of(slot.value))
     return frozenset() if is_split else sharding.axes
+
+
+def _read_whole(program: Program, propagation: Propagation) -> set[str]:
+    """The axes that arguments without a sharding of their own may come to require whole: those over
+    which an op reads an input, or any value unevenly."""
+    free = propagation.free
+    inputs = {s.value for s in program.arguments if s.kind == "input" and s.value in free}
+    kept: set[str] = set()
+    for op, assignment in propagation.assignments.items():
+        for value, read in zip(op.operands, assignment.operands, strict=True):
+            if value in inputs or not read.is_even(shape_of(value)):
+                kept |= read.axes
+    return kept
 
 
 def _split(mesh: Mesh, axes: list[str], propagation: Propagation, *, groups: bool) -> Mesh:
@@ -70,7 +86,10 @@ def _split(mesh: Mesh, axes: list[str], propagation: Propagation, *, groups: boo
                     part = rule.part_of_axis(names, placement, groups=groups)
                     if part is not None and placement.axis in parts:
                         parts[placement.axis].add(part)
+    taken = {whole_axis(name) for name in mesh.names if name != whole_axis(name)}
     for axis, sizes in parts.items():
+        if axis in taken or axis != whole_axis(axis):
+            continue  # Names of parts stand for the axis alone, and parts have no parts.
         spans = sorted(sizes, reverse=True)
         if len(spans) > 2 and not any(outer % inner for outer, inner in pairwise(spans)):
             mesh = mesh.factored(axis, [outer // inner for outer, inner in pairwise(spans)])

@@ -98,7 +98,8 @@ def workload_of(
     blocks = blocks_of(program)
     layers, places = _blocks(program, blocks)
     costs = {name: CostModel(alone(cluster, name), cut_by=program.mesh) for name in cluster.devices}
-    links = CostModel(cluster, mesh or program.mesh or Mesh())
+    own = program.mesh or Mesh()
+    links = CostModel(cluster, own if mesh is None else mesh.on_parts_of(own))
     tallies = [_Tally() for _ in layers]
     for op, index in places.items():
         tallies[index].add(op, costs, links)

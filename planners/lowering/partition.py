@@ -58,13 +58,18 @@ def partition(
         if buffers is not None:
             program.set_mesh(mesh.refined(plan.mesh))
             _pin_buffers(program, buffers)
-            first = PassPipeline([each for each in first.passes if each.name != SplitAxesPass.name])
+            first, given = _without_splits(first.passes), _without_splits(given).passes
     chosen = set[str]() if plan is None else chosen_by(plan)
     with heard_from(chosen, tell):
         local = first.run(program, observer=observer)
     local = PassPipeline(given).run(local, observer=observer) if given else local
     with heard_from(chosen, tell):
         return last.run(local, observer=observer) if last.passes else local
+
+
+def _without_splits(passes: Iterable[ModulePass]) -> PassPipeline:
+    """The passes of a step's further programs, whose mesh is split already as its first one's."""
+    return PassPipeline([each for each in passes if each.name != SplitAxesPass.name])
 
 
 def _pin_buffers(program: Program, buffers: Mapping[str, Sharding]) -> None:

@@ -100,20 +100,21 @@ def _best_multiplier(
     """Return the weight of the largest Lagrangian bound, and the best fitting path found meanwhile.
 
     Walks the lower convex hull of (memory, time): the line through a path that is too large and one
-    that fits gives the next weight, whose path replaces one of them.
+    that fits gives the next weight, whose path replaces one of them, unless it lies on the line.
     """
     best = small
     while True:
         saved_s = costs.time_s(small) - costs.time_s(large)
         weight = max(0.0, saved_s) / (costs.memory(large) - costs.memory(small))
         path, _ = _least(costs, weight)
-        if path in (large, small):
-            return weight, best
-        if costs.memory(path) > budget_bytes:
-            large = path
-        else:
-            small = path
+        fits = costs.memory(path) <= budget_bytes
+        if fits:
             best = min(best, path, key=costs.time_s)
+        below_s = costs.time_s(large) - costs.time_s(path)
+        below_s += weight * (costs.memory(large) - costs.memory(path))
+        if below_s <= _TOLERANCE * abs(costs.time_s(large)):
+            return weight, best
+        large, small = (large, path) if fits else (path, small)
 
 
 def _search(costs: ChainCosts, weight: float, limit_s: float, budget_bytes: float) -> _Label | None:

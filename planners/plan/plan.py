@@ -121,7 +121,7 @@ class Plan:
 
     def on_parts_of(self, mesh: Mesh) -> Plan:
         """This plan, with each axis split into the parts that `mesh` has of it."""
-        refined = Mesh(**self.mesh).refined({axis.name: axis.size for axis in mesh.axes})
+        refined = Mesh(**self.mesh).on_parts_of(mesh)
         sizes = {axis.name: axis.size for axis in refined.axes}
         return self if sizes == self.mesh else replace(self, mesh=sizes)
 

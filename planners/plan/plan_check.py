@@ -33,7 +33,8 @@ def check_followed(plan: Plan, program: Program) -> None:
     """Raise PlanError if a sharded program's mesh, names or shardings differ from the plan's.
 
     Shardings are not compared under ZeRO or a pipeline, which change how parameters are stored."""
-    mesh, own = Mesh(**plan.mesh), program.mesh or Mesh()
+    own = program.mesh or Mesh()
+    mesh = Mesh(**plan.mesh).on_parts_of(own)
     what_to_do = "give the plan that it was made by, or leave the plan out."
     if plan.mesh and mesh.device_axes != own.device_axes:
         raise PlanError(

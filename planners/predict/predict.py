@@ -132,7 +132,7 @@ def simulate_step(
             program, cluster, mesh, optimizer_multiplier=optimizer_multiplier, precision=precision
         )
         return _with_update(simulation, program, update, precision) if update else simulation
-    if mesh is not None and mesh != program.mesh:
+    if mesh is not None and mesh.on_parts_of(program.needed_mesh()) != program.mesh:
         raise ValueError(
             f"the program is for mesh {program.mesh}, but mesh {mesh} is given; leave the mesh out."
         )

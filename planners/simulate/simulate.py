@@ -92,7 +92,7 @@ def _mesh_of(program: Program, mesh: Mesh | None) -> Mesh:
             "stages; use sw.simulate or `shardweave simulate`."
         )
     own = program.mesh
-    if mesh is not None and own is not None and mesh != own:
+    if mesh is not None and own is not None and mesh.on_parts_of(own) != own:
         raise ValueError(
             f"the program is partitioned for mesh {own}, but mesh {mesh} is given; leave the "
             "mesh out, or partition the program for that mesh."

@@ -74,8 +74,8 @@ def test_scalars_and_vectors_travel_where_an_optimizer_decides_by_norms() -> Non
         assert ops == [()] * 4
 
 
-def test_the_size_of_a_parameter_is_the_same_on_all_stages() -> None:
-    check("stage=2", 0, False, "BySize")
+def test_sizes_and_what_is_known_by_identity_are_the_same_on_all_stages() -> None:
+    check("stage=2", 0, False, "BySize", "InObjects")
 
 
 def test_a_checkpoint_of_any_state_goes_on_with_another_mesh(tmp_path: Path) -> None:

@@ -41,7 +41,11 @@ def test_axis_that_shards_two_dims_of_a_view_is_split_between_them(size: int, me
 
 
 @pytest.mark.parametrize(
-    "program", [view(kind="input"), view("a=2"), view("a=3", size=12), view("a=4", size=10)]
+    "program",
+    [
+        *(view(kind="input"), view("a=2"), view("a=3", size=12), view("a=4", size=10)),
+        *(view("a=4,a.0=2"), view("a.0=4,a.1=2")),  # a user's names
+    ],
 )
 def test_axes_of_inputs_and_those_without_fitting_parts_stay_whole(program: Program) -> None:
     assert run_passes(program, "split-axes") == program
