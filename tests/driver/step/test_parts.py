@@ -78,6 +78,7 @@ def train(mesh: str, save: str = "", load: str = "", backend: str = "distributed
     return [*losses, step()]
 
 
+@pytest.mark.slow
 def test_keys_are_stored_over_a_part_and_checkpoints_fit_other_meshes(tmp_path: Path) -> None:
     folder, wanted = str(tmp_path), torch.tensor(train(""), dtype=torch.float64)
     for losses in run_ranks(train, 4, "tensor=4", folder):
