@@ -101,16 +101,11 @@ class StandIns:
 
         def change(x: Any) -> Any:
             if index is None and _is_by_id(x, self._index):
-                return _like(
-                    x, {change(k): self._for(y, self._parameter_of(k)) for k, y in x.items()}
-                )
+                return _like(x, {_mapped(k, self._made): self._for_id(k, y) for k, y in x.items()})
             if index is not None and isinstance(x, Tensor):
                 return self._plain_state(x, index)
-            if type(x) is int and x in self._made:  # as a key by which a tensor is known
-                return id(self._made[x])
-            if id(x) in self._made:
-                return self._made[id(x)]
-            return self._stand_in(x) if isinstance(x, Optimizer) else x
+            is_new = isinstance(x, Optimizer) and id(x) not in self._made
+            return self._stand_in(x) if is_new else _mapped(x, self._made)
 
         copies: list[tuple[Any, Any]] = []
         made = mapped(value, change, copies)
@@ -118,9 +113,9 @@ class StandIns:
             self._objects.append((old, self._keep(old, new), self._made.get(id(key), key)))
         return made
 
-    def _parameter_of(self, key: Any) -> DTensor | None:
-        """Return the parameter by whose id an entry of a dict is known."""
-        return self._sharded.get(self._index.get(key, -1))
+    def _for_id(self, key: Any, value: Any) -> Any:
+        """Copy as `_for` the entry of a dict whose keys are the ids of parameters."""
+        return self._for(value, self._sharded.get(self._index.get(key, -1)))
 
     def _real(self, made: Any, key: Any = None) -> Any:
         """Copy a value with real objects for stand-ins. key: its key in the state, if any."""
@@ -129,12 +124,11 @@ class StandIns:
 
         def change(x: Any) -> Any:
             if index is None and _is_by_id(x, plain):
-                return _like(x, {change(k): self._real(y, plain.get(k)) for k, y in x.items()})
+                real = {_mapped(k, self._of): self._real(y, plain.get(k)) for k, y in x.items()}
+                return _like(x, real)
             if index is not None and isinstance(x, Tensor):
                 return self._stored_state(x, index)
-            if type(x) is int and x in self._of:
-                return id(self._of[x])
-            return self._of.get(id(x), x)
+            return _mapped(x, self._of)
 
         return mapped(made, change)
 
@@ -255,6 +249,13 @@ class StandIns:
             local = local_of(gradient, real) if index in self._full else gradient
             if real.grad is not None and gradient is not self._given[index]:
                 real.grad = beside(local, real)
+
+
+def _mapped(x: Any, objects: dict[int, Any]) -> Any:
+    """Return the object of `objects` for `x`, or its id if `x` is the id of a key; else `x`."""
+    if type(x) is int and x in objects:  # as a key by which a tensor is known
+        return id(objects[x])
+    return objects.get(id(x), x)
 
 
 def _is_by_id(value: Any, ids: Collection[int]) -> bool:

@@ -150,11 +150,17 @@ def _gather_once(program: Program) -> int:
 
 def _is_for_attention(op: Operation) -> bool:
     """True if an op is a collective that only attention reads, such as a gather of keys or values;
-    each pass runs its own."""
-    if not isinstance(op, CollectiveOp):
-        return False
+    each pass runs its own. A rank may select the heads that it reads."""
+    return isinstance(op, CollectiveOp) and _is_for_attention_alone(op)
+
+
+def _is_for_attention_alone(op: Operation) -> bool:
     readers = [use.operation for result in op.results for use in result.uses]
-    return bool(readers) and all(map(is_attention, readers))
+    return bool(readers) and all(
+        is_attention(reader)
+        or (reader.name == "aten.index_select" and _is_for_attention_alone(reader))
+        for reader in readers
+    )
 
 
 class _Recomputation:
