@@ -133,6 +133,7 @@ def mixed_point(rng: random.Random, devices: int) -> JointPoint:
         pipeline=rng.choice(PIPELINE_SCHEDULES),
         buckets=rng.choice(BUCKETS),
         recompute_layers=rng.choice((0, 0, 1, 2)),
+        decompose=False,  # variants of the space draw it
     )
 
 
