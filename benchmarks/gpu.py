@@ -1,4 +1,4 @@
-"""What a GPU must show, in one command: exactness, NCCL, CUDA graphs, a profile, steps, kernels.
+"""All that needs a GPU, in one command: exactness, NCCL, CUDA graphs, a profile, steps, kernels.
 
 `python benchmarks/gpu.py [--seconds S] [--json FILE] [--quick]`: checks beside eager run first,
 side by side; what is timed runs after them, alone. Parts that do not end in time say so. Exits 1 if
@@ -19,13 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 sys.path.insert(0, str(Path(__file__).parent))
 
 import gpu_exact
 import gpu_timing
+from rank_processes import path_of_package
 
 HERE = Path(__file__).parent
 FOR_CHECKS = 0.4
@@ -47,9 +45,7 @@ class Part:
 def checks_of(quick: bool) -> list[Part]:
     """One process for each model and backend, since most of their time is the host's."""
     models = gpu_exact.QUICK if quick else tuple(gpu_exact.MODELS)
-    steps = [
-        f"{model}, {backend}" for model in models for backend in ("ATen", "Triton", "Inductor")
-    ]
+    steps = [f"{model}, {backend}" for model in models for backend in gpu_exact.PLAIN]
     return [_exact(name) for name in (*steps, *CHECKS)]
 
 
@@ -82,7 +78,7 @@ class Started:
             [sys.executable, *part.command, *own],
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": _with_package()},
+            env=os.environ | {"PYTHONPATH": path_of_package()},
             start_new_session=True,
         )
 
@@ -102,15 +98,6 @@ class Started:
         figures = json.loads(self.file.read_text()) if self.file.exists() else {}
         state = "stopped" if status is None else f"failed ({status})" if status else "ok"
         return {"state": state, "output": output[-4000:], **figures}
-
-
-def _with_package() -> str:
-    """PYTHONPATH with the folder that holds the package."""
-    import shardweave
-
-    folder = str(Path(shardweave.__file__).parent.parent)
-    given = os.environ.get("PYTHONPATH")
-    return f"{folder}{os.pathsep}{given}" if given else folder
 
 
 def main() -> int:
@@ -152,15 +139,14 @@ def write(file: str | None, parts: dict[str, dict[str, Any]]) -> None:
 
 def show(parts: dict[str, dict[str, Any]]) -> None:
     """A line for each check, and the tables of what was timed."""
-    table = Table("check", "", "error", "eager's", box=None, pad_edge=False)
-    for name, part in parts.items():
-        if name in TIMED:
-            continue
-        for row in part.get("rows", [{"check": name, "ok": None}]):
-            state = {True: "ok", False: "FAILED", None: part["state"]}[row["ok"]]
-            numbers = [f"{row[key]:.1e}" if key in row else "" for key in ("error", "eager_error")]
-            table.add_row(row["check"], state, *numbers)
-    Console(width=110).print(table)
+    gpu_exact.show(
+        [
+            {"state": part["state"], **row}
+            for name, part in parts.items()
+            if name not in TIMED
+            for row in part.get("rows", [{"check": name, "ok": None}])
+        ]
+    )
     for name in TIMED:
         if name in parts:
             print(f"\n{name}: {parts[name]['state']}\n{parts[name]['output']}")

@@ -14,7 +14,6 @@ import faulthandler
 import gc
 import json
 import os
-import socket
 import sys
 import time
 import traceback
@@ -34,6 +33,8 @@ from torch.distributed.tensor import DTensor
 sys.path.insert(0, str(Path(__file__).parent))
 
 import gpu_timing
+from gpu_timing import loss_of
+from rank_processes import free_port
 
 import shardweave as sw
 from shardweave.backends.distributed import in_flight
@@ -57,6 +58,9 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "Triton, CUDA graph": {"backend": "triton", "cuda_graph": True, "backward": "in_call"},
     "Inductor, CUDA graph": {"backend": "inductor", "cuda_graph": True, "backward": "in_call"},
 }
+PLAIN = ("ATen", "Triton", "Inductor")
+"""Names of the backends without graphs, with which those of the others begin."""
+
 LARGE_GPT = "gpt:layers=8,hidden=1024,heads=16,vocab=1024,seq=1024,batch=8"
 QUICK = ("GPT", "Mixtral")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -84,12 +88,6 @@ def on_gpu(batch: dict[str, Tensor], dtype: torch.dtype | None = None) -> dict[s
     }
 
 
-def loss_of(output: Any) -> Tensor:
-    if isinstance(output, Tensor):
-        return output
-    return output[0] if isinstance(output, tuple) else output.loss
-
-
 def eager_results(example: Example, dtype: torch.dtype) -> dict[str, Tensor]:
     """Loss and gradients of eager on the GPU, in float64, by name."""
     module = copy.deepcopy(example.module).to("cuda", dtype)
@@ -107,37 +105,37 @@ def results_of(module: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     return {"loss": loss.detach().double().clone()} | gradients
 
 
-def distance(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+def distance(results: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
     """The largest relative distance, by norm, of a result; infinite if the names differ."""
-    if found.keys() != wanted.keys():
+    if results.keys() != wanted.keys():
         return float("inf")
     whole = torch.stack([value.norm() for value in wanted.values()]).max()
     worst = [
-        float((found[name] - value).norm() / torch.maximum(value.norm(), 1e-3 * whole))
+        float((results[name] - value).norm() / torch.maximum(value.norm(), 1e-3 * whole))
         for name, value in wanted.items()
     ]
     return max(worst)
 
 
 def step_row(spec: str, dtype: torch.dtype, options: dict[str, Any]) -> Row:
-    """Two calls of a compiled step beside eager."""
+    """Calls of a compiled step beside eager."""
     example = build_example(spec, dtype=dtype)
     wanted = eager_results(example, torch.float64)
     of_eager = distance(eager_results(example, dtype), wanted)
     batch = on_gpu(example.kwargs)
     step = sw.compile(example.module, kwargs=example.kwargs, device="cuda", **options)
-    found: dict[str, Tensor] = {}
+    results: dict[str, Tensor] = {}
     for _ in range(3):  # the first call captures a graph; each must give the same
         step.zero_grad()
         loss = loss_of(step(**batch))
         if options.get("backward") != "in_call":
             loss.backward()
-        found = results_of(step, loss)
-    return judged(distance(found, wanted), of_eager, dtype)
+        results = results_of(step, loss)
+    return judged(distance(results, wanted), of_eager, dtype)
 
 
 def dropout_row(options: dict[str, Any]) -> Row:
-    """Random numbers drawn on the GPU beside those of the same step on the CPU, in float64."""
+    """A step with dropout on the GPU beside the same step on the CPU, in float64."""
     rows: list[dict[str, Tensor]] = []
     for device, given in (("cpu", {}), ("cuda", options)):
         example = build_example(f"{GPT},dropout=0.2", dtype=torch.float64)
@@ -168,15 +166,15 @@ def training_row(optimizer: Callable[..., Any], options: dict[str, Any]) -> Row:
             used.zero_grad()
             loss_of(module(**batch)).backward()
             used.step()
-    found, wanted = (
+    trained, wanted = (
         {name: p.detach().double() for name, p in module.named_parameters()}
         for module in (step, eager)
     )
-    return judged(distance(found, wanted), 1e-10, torch.float64)
+    return judged(distance(trained, wanted), 1e-10, torch.float64)
 
 
 def offload_row() -> Row:
-    """Activations on the host: gradients beside those of the step that keeps them."""
+    """Gradients of a step with its activations on the host, beside a step that keeps them."""
     kept, again, offloaded = (_offloading(passes) for passes in ("", "", "offload-activations"))
     results = [row.pop("results") for row in (kept, again, offloaded)]
     of_eager = distance(results[1], results[0])
@@ -214,12 +212,9 @@ def memory(step: Any, run: Callable[[], Any]) -> Row:
 
 def nccl_row() -> Row:
     """Each collective of the backend over a group of this one process, through NCCL."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     torch.cuda.set_device(0)
     dist.init_process_group(
-        "nccl", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1,
+        "nccl", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1,
         device_id=torch.device("cuda", 0),
     )  # fmt: skip
     try:
@@ -260,9 +255,7 @@ def two_processes_row() -> Row:
     """Two processes on this one GPU, joined by gloo: a sharded step beside eager."""
     import torch.multiprocessing as mp
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     context = mp.get_context("spawn")
     queue = context.SimpleQueue()
     ranks = [context.Process(target=_rank, args=(rank, port, queue)) for rank in range(2)]
@@ -304,11 +297,11 @@ def _rank(rank: int, port: int, queue: Any) -> None:
         )
         loss = loss_of(step(**on_gpu(example.kwargs)))
         loss.backward()
-        found = {
+        results = {
             name: value.full_tensor() if isinstance(value, DTensor) else value
             for name, value in results_of(step, loss).items()
         }
-        errors[name] = distance(found, wanted)
+        errors[name] = distance(results, wanted)
         print(f"rank {rank}: {name}: {errors[name]:.1e}", file=sys.stderr, flush=True)
     if rank == 0:
         queue.put(errors)
@@ -325,10 +318,10 @@ def checks(quick: bool) -> Iterator[Check]:
             for dtype in DTYPES:
                 name = f"{model}, {backend}, {str(dtype).removeprefix('torch.')}"
                 yield Check(name, partial(step_row, spec, dtype, options))
-    for backend in ("ATen", "Triton", "Inductor"):
+    for backend in PLAIN:
         yield Check(f"dropout, {backend}", partial(dropout_row, BACKENDS[backend]))
     adam = partial(torch.optim.AdamW, lr=1e-2)
-    for backend in ("ATen", "Triton", "Inductor"):
+    for backend in PLAIN:
         yield Check(f"training, AdamW, {backend}", partial(training_row, adam, BACKENDS[backend]))
     yield Check("training, fused AdamW", partial(training_row, partial(adam, fused=True), {}))
     sgd = partial(torch.optim.SGD, lr=1e-2, momentum=0.9)
@@ -375,17 +368,22 @@ def main() -> int:
 
 
 def line_of(row: Row) -> str:
-    state = {True: "ok", False: "FAILED", None: "not run"}[row["ok"]]
     said = row.get("failed") or f"{row['error']:.1e} beside eager's {row['eager_error']:.1e}"
-    return f"{row['check']}: {state}, {said}"
+    return f"{row['check']}: {state_of(row)}, {said}"
+
+
+def state_of(row: Row) -> str:
+    if row["ok"] is None:
+        return row.get("state", "not run")
+    return "ok" if row["ok"] else "FAILED"
 
 
 def show(rows: list[Row]) -> None:
+    """A line for each check. A row that did not run may have a `state`."""
     table = Table("check", "", "error", "eager's", box=None, pad_edge=False)
     for row in rows:
-        state = {True: "ok", False: "FAILED", None: "not run"}[row["ok"]]
         numbers = [f"{row[key]:.1e}" if key in row else "" for key in ("error", "eager_error")]
-        table.add_row(row["check"], state, *numbers)
+        table.add_row(row["check"], state_of(row), *numbers)
     Console(width=110).print(table)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 COPY_BYTES = 256 << 20
 
@@ -33,6 +34,13 @@ def peak_bytes(run: Callable[[], Any]) -> int:
     run()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
+
+
+def loss_of(output: Any) -> Tensor:
+    """The loss that a model returns: alone, first of a tuple, or as `.loss`."""
+    if isinstance(output, Tensor):
+        return output
+    return output[0] if isinstance(output, tuple) else output.loss
 
 
 def why_not() -> str | None:

@@ -100,6 +100,14 @@ def start_rank(
     return subprocess.Popen(command, env=environment)
 
 
+def path_of_package() -> str:
+    """PYTHONPATH with the folder that holds the package, whatever its clone is called, first."""
+    import shardweave
+
+    folder, given = Path(shardweave.__file__).parents[1], os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(folder), *([given] if given else [])])
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))

@@ -57,7 +57,7 @@ def made(method: str, example: Example) -> tuple[Run, Any]:
         module = example.module.cuda()
         mode = "reduce-overhead" if method.endswith("graph") else "default"
         run = torch.compile(module, mode=mode) if method != "eager" else module
-        return lambda: _loss(run(**batch)).backward(), module
+        return lambda: gpu_timing.loss_of(run(**batch)).backward(), module
     step = compile(
         example.module,
         kwargs=example.kwargs,
@@ -67,12 +67,6 @@ def made(method: str, example: Example) -> tuple[Run, Any]:
         **OPTIONS[method],
     )
     return lambda: step(**batch), step
-
-
-def _loss(output: Any) -> torch.Tensor:
-    if isinstance(output, torch.Tensor):
-        return output
-    return output[0] if isinstance(output, tuple) else output.loss
 
 
 def measure(method: str, spec: str, cluster: str) -> dict[str, Any]:
