@@ -6,7 +6,6 @@ of full shape (`spread`).
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
@@ -23,7 +22,7 @@ from shardweave.backends.optimizers.shards import (
     local_shape,
 )
 from shardweave.backends.optimizers.spread import Home, Spread, Whole, local_of
-from shardweave.ir.capture.update.held import mapped
+from shardweave.ir.capture.update.held import mapped, with_entries
 from shardweave.ir.capture.update.reads import FORMS
 from shardweave.ir.torch_private import local_part
 
@@ -101,11 +100,13 @@ class StandIns:
 
         def change(x: Any) -> Any:
             if index is None and _is_by_id(x, self._index):
-                return _like(x, {_mapped(k, self._made): self._for_id(k, y) for k, y in x.items()})
+                return with_entries(
+                    x, {_partner(k, self._made): self._for_id(k, y) for k, y in x.items()}
+                )
             if index is not None and isinstance(x, Tensor):
                 return self._plain_state(x, index)
             is_new = isinstance(x, Optimizer) and id(x) not in self._made
-            return self._stand_in(x) if is_new else _mapped(x, self._made)
+            return self._stand_in(x) if is_new else _partner(x, self._made)
 
         copies: list[tuple[Any, Any]] = []
         made = mapped(value, change, copies)
@@ -124,11 +125,11 @@ class StandIns:
 
         def change(x: Any) -> Any:
             if index is None and _is_by_id(x, plain):
-                real = {_mapped(k, self._of): self._real(y, plain.get(k)) for k, y in x.items()}
-                return _like(x, real)
+                real = {_partner(k, self._of): self._real(y, plain.get(k)) for k, y in x.items()}
+                return with_entries(x, real)
             if index is not None and isinstance(x, Tensor):
                 return self._stored_state(x, index)
-            return _mapped(x, self._of)
+            return _partner(x, self._of)
 
         return mapped(made, change)
 
@@ -251,7 +252,7 @@ class StandIns:
                 real.grad = beside(local, real)
 
 
-def _mapped(x: Any, objects: dict[int, Any]) -> Any:
+def _partner(x: Any, objects: dict[int, Any]) -> Any:
     """Return the object of `objects` for `x`, or its id if `x` is the id of a key; else `x`."""
     if type(x) is int and x in objects:  # as a key by which a tensor is known
         return id(objects[x])
@@ -261,14 +262,6 @@ def _mapped(x: Any, objects: dict[int, Any]) -> Any:
 def _is_by_id(value: Any, ids: Collection[int]) -> bool:
     """True for a dict with entries by the ids of parameters; a tensor's hash is its id too."""
     return isinstance(value, dict) and any(type(key) is int and key in ids for key in value)
-
-
-def _like(entries: dict[Any, Any], new: dict[Any, Any]) -> dict[Any, Any]:
-    """Return a dict of the class and settings of `entries` with other entries."""
-    made = copy.copy(entries)
-    made.clear()
-    made.update(new)
-    return made
 
 
 def _copy(local: Tensor, into: DTensor) -> None:

@@ -74,6 +74,11 @@ def _dict(items: dict[Any, Any], again: Callable[[Any], Any]) -> dict[Any, Any]:
     new = {again(key): again(x) for key, x in items.items()}
     if all(k is j and x is y for (k, x), (j, y) in zip(new.items(), items.items())):  # noqa: B905 - equal lengths
         return items
+    return with_entries(items, new)
+
+
+def with_entries(items: dict[Any, Any], new: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a dict of the class and settings of `items` with the entries `new`."""
     made = copy.copy(items)
     made.clear()
     made.update(new)
