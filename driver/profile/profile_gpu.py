@@ -29,6 +29,11 @@ COPIED_BYTES = 2**28
 ISSUED = 500
 
 
+def is_on_gpu() -> bool:
+    """True if tensors are made on a GPU by default, as `profile_worker` has it."""
+    return torch.get_default_device().type == "cuda"
+
+
 def device_s(call: Call) -> float:
     """Median seconds of a call on the GPU, without the host's: a graph of some calls is replayed.
     Calls that no graph can hold, such as those that wait for a result, are timed as they run."""

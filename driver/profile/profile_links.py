@@ -18,6 +18,7 @@ from shardweave.backends.distributed.in_flight import (
     start_all_reduce,
     start_reduce_scatter,
 )
+from shardweave.driver.profile.profile_gpu import is_on_gpu
 from shardweave.driver.profile.profile_ops import Points
 
 SIZES = (2**10, 2**15, 2**18, 2**20, 2**22, 2**24)
@@ -83,7 +84,7 @@ def _once(start: Start) -> float:
 
 def _finish() -> None:
     """Wait for what the GPU was given; the CPU has done it."""
-    if torch.get_default_device().type == "cuda":
+    if is_on_gpu():
         torch.cuda.synchronize()
 
 

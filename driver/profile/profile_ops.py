@@ -15,7 +15,7 @@ from xdsl.ir import Operation, SSAValue
 
 from shardweave.backends.emit.calls import prepared
 from shardweave.backends.programs import last_uses
-from shardweave.driver.profile.profile_gpu import device_s
+from shardweave.driver.profile.profile_gpu import Call, device_s, is_on_gpu
 from shardweave.ir.dialects.aten import AtenOp, overload_named
 from shardweave.ir.dialects.dist import DistOp, RecvOp, SendOp, ShardIndexOp, SliceOp, WaitOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
@@ -43,7 +43,6 @@ PRODUCTS = (
 SEQUENCES = (32, 128, 256)
 DTYPES = ("float64", "bfloat16", "float16")
 
-Call = Callable[[], object]
 Points = list[tuple[float, float]]
 
 
@@ -159,7 +158,7 @@ def measure_program(program: Program, seconds: float) -> dict[str, list[float]]:
     parts = [(part, last_uses(part)) for part in parts_of(program)]
     compute = [op for part, _ in parts for op in part.ops if kind_of(op) == "compute"]
     names = {op: signature_text(op) for op in compute}
-    on_gpu = torch.get_default_device().type == "cuda"
+    on_gpu = is_on_gpu()
     for part, dying in parts:
         _round(part, names, dying, times if on_gpu else {}, on_gpu)
     if on_gpu:
