@@ -28,7 +28,7 @@ class _TurnedOp(OverAxesOp):
 
 @irdl_op_definition
 class ShiftOp(_TurnedOp, CollectiveOp):
-    """Give each rank of `axes` the value of the next one, and the last rank that of the first.
+    """Give each rank of `axes` the next rank's value, and the last rank the first one's.
 
     The shape is kept. Traffic: the operand's bytes, in one step.
     """
@@ -103,10 +103,6 @@ class RingJoinOp(AlongDimOp):
 
     def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
         return [self.expected_shape(shape_of(self.parts[0]), mesh.sizes(self.axes))]
-
-    def after(self, sharding: Sharding, mesh: Mesh) -> Sharding:
-        # Of the blocks only this rank's own can have a sharding.
-        return super().after(sharding, mesh)
 
     def over_members(self, members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         return [
