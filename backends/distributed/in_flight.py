@@ -256,7 +256,7 @@ def _exchange(out: Tensor, x: Tensor, goal: int, source: int, group: Group) -> A
 
 
 def start_shift(x: Tensor, group: Group) -> InFlight:
-    """Start sending `x` to the rank before this one, and receiving that of the rank after it."""
+    """Start sending `x` to the rank before this one, and receiving the next rank's `x`."""
     x, position = x.contiguous(), group.order.index(group.own)
     goal, source = (group.order[(position + step) % group.size] for step in (-1, 1))
     out = torch.empty_like(x)

@@ -104,8 +104,8 @@ def dtensor_of(
     stride = torch.empty(shape, device="meta").stride()
     made = DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
     if any(isinstance(placement, StridedShard) for placement in placements):
-        # By default torch takes strided placements for an order of plain ones, and where they
-        # are not, it gathers those of one dim in the wrong order (torch 2.13).
+        # By default torch reads strided placements as an order of plain ones, and gathers a dim in
+        # the wrong order where they are none (torch 2.13).
         set_strided_spec(made, mesh, placements)
     return made
 

@@ -94,7 +94,7 @@ class CompiledPrograms:
         self.rows: LocalRows | None = None
         """Joins the rows of all ranks, if each rank gives its own."""
         self.own_rows = False
-        """Whether each rank gets only its rows of outputs."""
+        """True if each rank gets only its rows of outputs."""
         if gives_rows(request):
             cut = self.row_axes("")
             assert isinstance(first.backend, DistributedBackend)

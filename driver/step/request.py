@@ -208,8 +208,8 @@ def mesh_for(options: CompileOptions, num_processes: int | None = None) -> Mesh 
 
 
 def _own_mesh(kind: str, own: Mesh, mesh: Mesh | None) -> Mesh:
-    """Return `own`, a program's or artifact's mesh. Raises ValueError if `mesh` is another; it may
-    have whole axes of which `own` has parts."""
+    """Return `own`, a program's or artifact's mesh. Raises ValueError if `mesh` is another; an axis
+    of `mesh` may be split into parts in `own`."""
     if mesh is not None and mesh.on_parts_of(own) != own:
         raise ValueError(
             f"the {kind} is for mesh {own}, but mesh {mesh} is given; leave the mesh out, or "

@@ -64,7 +64,7 @@ def is_pure(name: str) -> bool:
 
 
 def is_custom(name: str) -> bool:
-    """True if a name, such as `mylib.scale`, is that of a pure custom op."""
+    """True if a pure custom op has this name, such as `mylib.scale`."""
     namespace, *rest = name.split(".")
     is_others = namespace not in _OF_TORCH and not namespace.strip("_").startswith(_OF_RUNTIME)
     if not is_others or not 1 <= len(rest) <= 2:
