@@ -1,4 +1,4 @@
-"""A measure of the tests: `python benchmarks/mutants.py [--n 60] [--room ir/proof] [--seed 0]`.
+"""A measure of the tests: `python benchmarks/mutants.py [--n 60] [--room ir/proof] [--seed 0 1]`.
 
 Faults are drawn at random places of the package: a comparison is flipped, a `+` becomes a `-`, a
 number is off by one, a condition is turned, a check or a call is deleted (operators of Cosmic Ray,
@@ -9,7 +9,7 @@ named after it, then the others, short ones first. A row says which test failed,
 seconds, and how many tests reach the line. Survivors are printed with their difference: some
 change no result, which a person has to decide.
 
-`--room` takes files below one folder, `--nearest` runs the files of the nearest tests and records
+`--n` faults are drawn for each seed. `--room` takes files below one folder, `--nearest` runs the files of the nearest tests and records
 nothing, `--workers` is the number of processes of pytest, `--limit-s` bounds the seconds of tests
 that one fault gets (those left out are counted), `--timeout-s` bounds one run of the tests (a
 mutant that does not end is killed, too). `--quick` draws three and runs their nearest tests.
@@ -37,7 +37,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -303,9 +303,9 @@ def record_reached(root: Path, mutants: Sequence[Mutant], options: argparse.Name
         reached.mark_lines(copy, [(mutant.path, mutant.line) for mutant in mutants])
         records = Path(folder) / "records"
         records.mkdir()
-        command = ["-p", reached.__name__, "-n", str(options.workers), "tests"]
+        arguments = ["-n", str(options.workers), "tests"]
         with mock.patch.dict(os.environ, {reached.FOLDER: str(records)}):
-            failed_first = run_tests(copy, command, options.timeout_s, until_first=False)
+            failed_first = run_tests(copy, arguments, options.timeout_s, reached.__name__)
         if not (records / "durations").exists():
             raise RuntimeError(f"No test ran in the copy of {root}: {failed_first}")
         for line in (records / "durations").read_text().splitlines():
@@ -321,15 +321,17 @@ def record_reached(root: Path, mutants: Sequence[Mutant], options: argparse.Name
     return Reached(tests, seconds)
 
 
-def run_tests(
-    root: Path, arguments: Sequence[str], timeout_s: float, until_first: bool = True
-) -> str:
-    """The first test that fails, "timeout" for tests that do not end, or "" if all pass."""
+def run_tests(root: Path, arguments: Sequence[str], timeout_s: float, recorder: str = "") -> str:
+    """The first test that fails, "timeout" for tests that do not end, or "" if all pass.
+
+    recorder: a plugin of pytest, with which all tests run, also after one that fails.
+    """
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfE"]
+    command += ["-p", recorder] if recorder else ["-x"]
     environment = {name: value for name, value in os.environ.items() if "XDIST" not in name}
     environment |= {"PYTHONPATH": str(root.parent)}
     with tempfile.TemporaryFile("w+") as output, tempfile.NamedTemporaryFile("w+") as listed:
-        listed.write("\n".join([*(["-x"] if until_first else []), *arguments]))
+        listed.write("\n".join(arguments))
         listed.flush()
         process = subprocess.Popen(
             [*command, f"@{listed.name}"],
@@ -403,7 +405,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--n", type=int, default=60)
     parser.add_argument("--room", default="")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--nearest", action="store_true")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--limit-s", type=float, default=600.0)
@@ -414,7 +416,8 @@ def main() -> int:
     if options.quick:
         options.n, options.nearest = QUICK, True
     try:
-        mutants = draw(ROOT, options.room, options.n, options.seed)
+        drawn = (draw(ROOT, options.room, options.n, seed) for seed in options.seed)
+        mutants = list(dict.fromkeys(chain.from_iterable(drawn)))
     except ValueError as error:
         parser.error(str(error))
     console = Console()
