@@ -9,12 +9,12 @@ named after it, then the others, short ones first. A row says which test failed,
 seconds, and how many tests reach the line. Survivors are printed with their difference: some
 change no result, which a person has to decide.
 
-`--n` faults are drawn for each seed. `--room` takes files below one folder, `--nearest` runs the files of the nearest tests and records
-nothing, `--workers` is the number of processes of pytest, `--limit-s` bounds the seconds of tests
-that one fault gets (those left out are counted), `--timeout-s` bounds one run of the tests (a
-mutant that does not end is killed, too). `--quick` draws three and runs their nearest tests.
-`--json FILE` writes the rows as data after each fault; the next run with the same file skips the
-rows that it holds. Exits 1 if more than 5% survive.
+`--n` faults are drawn for each seed. `--room` takes files below one folder, `--nearest` runs the
+files of the nearest tests and records nothing, `--workers` is the number of processes of pytest,
+`--limit-s` bounds the seconds of tests that one fault gets (those left out are counted),
+`--timeout-s` bounds one run of the tests (a mutant that does not end is killed, too). `--quick`
+draws three and runs their nearest tests. `--json FILE` writes the rows as data after each fault;
+the next run with the same file skips the rows that it holds. Exits 1 if more than 5% survive.
 """
 
 from __future__ import annotations
@@ -400,6 +400,17 @@ def table_of(rows: Sequence[Row]) -> Table:
     return table
 
 
+def write_rows(rows: Sequence[Row], options: argparse.Namespace) -> None:
+    """Write the rows so far as data, if a file is named."""
+    if options.json is not None:
+        record = {
+            "seeds": options.seed,
+            "room": options.room,
+            "rows": [asdict(row) for row in rows],
+        }
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
 def main() -> int:
     """Draw, plant, run and print. Returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -436,10 +447,7 @@ def main() -> int:
                 reaching = sorted(marked.tests[number])
                 rows.append(judge(root, mutant, options, reaching, marked.seconds))
             print(f"{rows[-1].place}: {rows[-1].killer or 'SURVIVED'}", file=sys.stderr, flush=True)
-            if options.json is not None:
-                record = {"seed": options.seed, "room": options.room}
-                record |= {"rows": [asdict(row) for row in rows]}
-                options.json.write_text(json.dumps(record, indent=1) + "\n")
+            write_rows(rows, options)
     console.print(table_of(rows))
     for row in rows:
         if not row.killer:
