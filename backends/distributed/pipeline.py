@@ -31,7 +31,7 @@ class StagedRunner(JoinedRunner):
         self.program = program
         self.places = StagePlaces.of(program)
         self.agree(str(program))
-        self.runs = [run for _, run in runs_of(program) if run.at == runtime.place]
+        self.runs = [run for run in runs_of(program) if run.at == runtime.place]
         self.functions = slots_of_runs(program, self.runs)
         self.loaded = {name: self.load(slots.function) for name, slots in self.functions.items()}
         self.last_reads = last_reads(self.runs, self.functions)
@@ -74,7 +74,7 @@ def homes_of(program: Program) -> dict[str, int]:
     coordinate."""
     homes: dict[str, int] = {}
     functions = functions_of(program)
-    for _, run in runs_of(program):
+    for run in runs_of(program):
         for slot in functions[run.function].results:
             if slot.kind == "output" and shape_of(slot.value):
                 homes.setdefault(slot.name, run.at)
@@ -90,7 +90,7 @@ def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
         if slot.kind in ("param", "buffer")
     }
     functions = functions_of(program)
-    for _, run in runs_of(program):
+    for run in runs_of(program):
         function = functions[run.function]
         for slot in (*function.arguments, *function.results):
             if (slot.kind, slot.name) in holders:
@@ -104,9 +104,9 @@ def _inbox(program: Program, runtime: Runtime) -> dict[int, Sequence[ExpectedMes
     for place, messages in coming_messages(program, runtime.place).items():
         expected: list[ExpectedMessage] = []
         for message in messages:
-            address = message.stage, message.op.to, message.op.message, message.run.micro_batch
-            value = message.op.operands[0]
-            form = shape_of(value), dtype_of_value(value)
+            sent = message.message
+            address = message.stage, sent.other, sent.name, message.run.micro_batch
+            form = shape_of(sent.value), dtype_of_value(sent.value)
             expected.append(ExpectedMessage(address, *form, message.seen))
         expected_by_rank[runtime.rank_at(place)] = tuple(expected)
     return expected_by_rank

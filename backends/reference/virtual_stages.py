@@ -52,7 +52,7 @@ def _runs(program: Program) -> Iterator[Run]:
     """Yield the runs in order. A stage that is at several coordinates holds the same values at each
     of them, so that what runs once a step runs at the first alone."""
     done: set[str] = set()
-    for _, run in runs_of(program):
+    for run in runs_of(program):
         if run.function not in done:
             yield run
         if run.micro_batch is None:

@@ -25,7 +25,7 @@ def _ops(program: Program) -> Iterator[tuple[Operation, int]]:
     if not is_staged(program):
         yield from ((op, 1) for op in program.ops)
         return
-    times = Counter(run.function for _, run in runs_of(program))
+    times = Counter(run.function for run in runs_of(program))
     for name, function in functions_of(program).items():
         yield from ((op, times[name]) for op in function.ops)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from shardweave.ir.dialects.dist import RecvOp, SendOp
 from shardweave.ir.program.program import Program
-from shardweave.ir.program.staged import Run, StagePlaces, functions_of, runs_of
+from shardweave.ir.program.staged import Message, Run, StagePlaces, functions_of, runs_of
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class ComingMessage:
     """
 
     run: Run
-    op: SendOp
+    message: Message
     stage: int
     seen: int
 
@@ -29,22 +28,19 @@ def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessag
     the sender's coordinate."""
     places = StagePlaces.of(program)
     functions = functions_of(program)
-    messages = {
-        name: [op for op in function.ops if isinstance(op, SendOp | RecvOp)]
-        for name, function in functions.items()
-    }
+    messages = {name: function.messages for name, function in functions.items()}
     seen: Counter[int] = Counter()
     coming: dict[int, list[ComingMessage]] = {}
-    for _, run in runs_of(program):
+    for run in runs_of(program):
         if run.at == place:
             continue
         stage = functions[run.function].stage
-        for op in messages[run.function]:
-            if isinstance(op, RecvOp):
-                seen[run.at] += places.source(op.source, run.micro_batch) == place
-            elif place in places.goals(run, stage, op.to):
-                message = ComingMessage(run, op, stage, seen[run.at])
-                coming.setdefault(run.at, []).append(message)
+        for message in messages[run.function]:
+            if not message.is_sent:
+                seen[run.at] += places.source(message.other, run.micro_batch) == place
+            elif place in places.goals(run, stage, message.other):
+                arriving = ComingMessage(run, message, stage, seen[run.at])
+                coming.setdefault(run.at, []).append(arriving)
     return coming
 
 
@@ -55,7 +51,7 @@ def places_that_talk(program: Program) -> list[tuple[int, int]]:
     goals = {name: {op.to for op in function.sends} for name, function in functions.items()}
     pairs = {
         (run.at, goal)
-        for _, run in runs_of(program)
+        for run in runs_of(program)
         for to in goals[run.function]
         for goal in places.goals(run, functions[run.function].stage, to)
         if goal != run.at

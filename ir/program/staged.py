@@ -23,17 +23,17 @@ the `sum`, `part` and `same` values that they read are first combined over these
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
 from xdsl.dialects import builtin, func
-from xdsl.ir import Operation
+from xdsl.ir import Operation, SSAValue
 
 from shardweave.ir.dialects.dist import RecvOp, RunOp, SendOp
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.mesh.mesh import Axis, Mesh
-from shardweave.ir.program.program import Program
+from shardweave.ir.program.program import Program, Slot
 
 Direction = Literal["before", "forward", "backward", "inputs", "weights", "share", "after"]
 """The work of a function of a stage: once before the micro-batches; forward; backward as a whole,
@@ -57,6 +57,16 @@ RECEIVES_AHEAD = 4
 
 MICRO = "micro"
 """The time axis of a pipeline's micro-batches."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message that a stage function sends or receives. other: the stage at its other end."""
+
+    is_sent: bool
+    other: int
+    name: str
+    value: SSAValue
 
 
 class StageFunction(Program):
@@ -109,6 +119,57 @@ class StageFunction(Program):
         """The messages from other stages, in order."""
         return [op for op in self.ops if isinstance(op, RecvOp)]
 
+    @property
+    def messages(self) -> list[Message]:
+        """The messages that it sends and receives, in order."""
+        return [
+            Message(True, op.to, op.message, op.value)
+            if isinstance(op, SendOp)
+            else Message(False, op.source, op.message, op.value)
+            for op in self.ops
+            if isinstance(op, SendOp | RecvOp)
+        ]
+
+
+class CopiedFunction(StageFunction):
+    """A function under the name of another stage, with that stage's messages and parameters. Its
+    ops are those of the function that it copies."""
+
+    def __init__(
+        self, like: StageFunction, name: str, messages: list[Message], arguments: list[Slot]
+    ) -> None:
+        super().__init__(like.module, like.function)
+        self._name, self._messages, self._arguments = name, messages, arguments
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def messages(self) -> list[Message]:
+        return self._messages
+
+    @property
+    def arguments(self) -> list[Slot]:
+        return self._arguments
+
+
+class CopiedStages(Program):
+    """A staged program to be priced: runs of stage functions, most of which are copies of those of
+    `like`. The step itself has no ops."""
+
+    def __init__(
+        self, like: Program, mesh: Mesh, functions: Mapping[str, StageFunction], runs: Sequence[Run]
+    ) -> None:
+        super().__init__(builtin.ModuleOp([], dict(like.module.attributes)))
+        self.set_mesh(mesh)
+        self.functions, self.runs = functions, runs
+        self._arguments = like.arguments
+
+    @property
+    def arguments(self) -> list[Slot]:
+        return self._arguments
+
 
 class _AloneFunction(StageFunction):
     @property
@@ -133,6 +194,8 @@ class Run:
 
 def is_staged(program: Program) -> bool:
     """True if a program has stage functions; a `StageFunction` by itself has none."""
+    if isinstance(program, CopiedStages):
+        return True
     first = program.module.body.block.first_op
     is_whole = not isinstance(program, StageFunction)
     return is_whole and first is not None and first.next_op is not None
@@ -145,6 +208,8 @@ def name_of(direction: Direction, stage: int) -> str:
 
 def functions_of(program: Program) -> dict[str, StageFunction]:
     """The functions of a staged program beside the step, by name."""
+    if isinstance(program, CopiedStages):
+        return dict(program.functions)
     functions: dict[str, StageFunction] = {}
     for op in list(program.module.body.block.ops)[1:]:
         function = StageFunction(program.module, cast(func.FuncOp, op))
@@ -162,8 +227,15 @@ def ops_of_parts(program: Program) -> Iterator[Operation]:
         yield from part.ops
 
 
-def runs_of(program: Program) -> Iterator[tuple[RunOp, Run]]:
+def runs_of(program: Program) -> Sequence[Run]:
     """The runs of a staged program in order."""
+    if isinstance(program, CopiedStages):
+        return program.runs
+    return [run for _, run in run_ops_of(program)]
+
+
+def run_ops_of(program: Program) -> Iterator[tuple[RunOp, Run]]:
+    """The `dist.run` ops of a staged program in order, and what they say."""
     for op in program.ops:
         if isinstance(op, RunOp):
             yield op, Run.of(op)
@@ -175,7 +247,7 @@ def num_ops_on_a_rank(program: Program) -> int:
         return sum(1 for _ in program.ops)
     sizes = {name: sum(1 for _ in body.ops) for name, body in functions_of(program).items()}
     counts: Counter[int] = Counter()
-    for at, function in {(run.at, run.function) for _, run in runs_of(program)}:
+    for at, function in {(run.at, run.function) for run in runs_of(program)}:
         counts[at] += sizes[function]
     return max(counts.values())
 
@@ -198,7 +270,7 @@ def between_stages(program: Program) -> BetweenStages | None:
         name: [num_bytes(tensor_type_of(op.value)) for op in function.sends]
         for name, function in functions_of(program).items()
     }
-    runs = [run for _, run in runs_of(program)]
+    runs = runs_of(program)
     sent = [size for run in runs for size in sizes[run.function]]
     axis = micro_axis(program)
     return BetweenStages(
@@ -233,7 +305,7 @@ class StagePlaces:
         functions = functions_of(program)
         of_stage: dict[int, dict[int, None]] = {}
         of_batch: dict[tuple[int, int], int] = {}
-        for _, run in runs_of(program):
+        for run in runs_of(program):
             stage = functions[run.function].stage
             of_stage.setdefault(stage, {})[run.at] = None
             if run.micro_batch is not None:

@@ -28,7 +28,7 @@ from shardweave.ir.program.staged import (
     StagePlaces,
     functions_of,
     micro_axis,
-    runs_of,
+    run_ops_of,
 )
 
 Place = Operation | SSAValue | None
@@ -129,7 +129,7 @@ def _runs(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, P
     places: dict[int, set[int]] = {}
     batches: dict[tuple[int, int], int] = {}
     times: Counter[tuple[str, int]] = Counter()
-    for op, run in runs_of(program):
+    for op, run in run_ops_of(program):
         if run.function not in reads:
             yield f"dist.run: there is no @{run.function}.", op
             continue
@@ -187,7 +187,7 @@ def _together(program: Program) -> Iterator[tuple[str, Place]]:
     """Check that the functions that run once at each coordinate run there one after another."""
     ended: set[str] = set()
     before = ""
-    for op, run in runs_of(program):
+    for op, run in run_ops_of(program):
         if run.micro_batch is None and run.function != before and run.function in ended:
             yield f"dist.run of @{run.function}: put it behind the other runs of the function.", op
         ended.add(before)
@@ -200,7 +200,7 @@ def _order(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, 
     made: dict[tuple[int, str, int | None], Slot] = {}
     counts: Counter[tuple[int, str]] = Counter()
     axis, places = micro_axis(program), StagePlaces.of(program)
-    for op, run in runs_of(program):
+    for op, run in run_ops_of(program):
         read = reads[run.function]
         stage, number = read.function.stage, run.micro_batch
         on = "" if number is None else f" on micro-batch {number}"

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
 from shardweave.ir.dialects.dist import is_on_host
@@ -60,9 +61,14 @@ def memory_of_runs(program: Program) -> list[list[PlaceMemory]]:
     owners: dict[_Name, _Owner] = {}
     for function in functions.values():
         _find_owners(function, owners)
-    profiles = {name: _Profile(function, owners) for name, function in functions.items()}
+    works: dict[FuncOp, _Work] = {}
+    profiles: dict[str, _Profile] = {}
+    for name, function in functions.items():
+        if function.function not in works:
+            works[function.function] = _Work(function)
+        profiles[name] = _Profile(function, works[function.function], owners)
     places = StagePlaces.of(program)
-    runs = [run for _, run in runs_of(program)]
+    runs = runs_of(program)
     count = program.needed_mesh().num_stages
     return [
         _Rank(place, runs, profiles, places, coming_messages(program, place)).play()
@@ -127,31 +133,23 @@ def _find_owners(function: StageFunction, owners: dict[_Name, _Owner]) -> None:
         owners[_name_of(slot, stage)] = owner_of[root]
 
 
-class _Profile:
-    """Memory profile of a run of a function.
+class _Work:
+    """Memory that the ops of a function take, whatever its stage is called.
 
-    takes: results of earlier functions that it reads. last: index of the op that last reads each.
-    created, freed: bytes of its own values that each op allocates, or lets go. added: bytes of sums
-    over micro-batches, by the op after which they are added up; products: those that the op itself
-    adds to the sum. sends, receives: stage and bytes of each message. sent: stage and those bytes
-    of each sent message that no argument or result holds.
+    last: index of the op that last reads each storage. created, freed: bytes of its own values that
+    each op allocates, or lets go. added: bytes of sums over micro-batches, by the op after which
+    they are added up; products: those that the op itself adds to the sum. alone: bytes of each sent
+    value that no argument or result holds.
     """
 
-    def __init__(self, function: StageFunction, owners: Mapping[_Name, _Owner]) -> None:
-        self.stage = stage = function.stage
-        self.owners = owners
-        self.takes = {_name_of(s, stage): s for s in function.arguments if s.kind in HELD}
-        self.leaves = {_name_of(s, stage): s for s in function.results}
-        storages, created = storages_of(function)
+    def __init__(self, function: StageFunction) -> None:
+        self.storages, created = storages_of(function)
+        storages = self.storages
         last: dict[Storage, int] = {}
         for index, op in enumerate(function.ops):
             for value in (*op.results, *held_by(op)):
                 last[storages[value]] = index
-        self.last = {
-            name: last[storages[slot.value]]
-            for name, slot in self.takes.items()
-            if storages[slot.value] in last
-        }
+        self.last = last
         self.created = [sum(s.size for s in group) for group in created]
         self.freed: Counter[int] = Counter()
         for storage in (s for group in created for s in group):
@@ -165,25 +163,49 @@ class _Profile:
                 if slot.value.owner is ops[index] and adds_its_result(ops[index]):
                     self.products[index] += size
         held = {storages[slot.value] for slot in (*function.arguments, *function.results)}
-        self.sends = [(op.to, _size(op.value)) for op in function.sends]
-        self.sent = [
-            (op.to, 0 if storages[op.value] in held else storages[op.value].size)
+        self.alone = {
+            op.value: 0 if storages[op.value] in held else storages[op.value].size
             for op in function.sends
-        ]
-        self.receives = [(op.source, _size(op.value)) for op in function.receives]
+        }
+
+
+class _Profile:
+    """Memory profile of a run of a function.
+
+    takes: results of earlier functions that it reads. last: index of the op that last reads each.
+    sends, receives: stage and bytes of each message; of sent ones also those bytes that no argument
+    or result holds.
+    """
+
+    def __init__(
+        self, function: StageFunction, work: _Work, owners: Mapping[_Name, _Owner]
+    ) -> None:
+        self.stage = stage = function.stage
+        self.work, self.owners = work, owners
+        self.takes = {_name_of(s, stage): s for s in function.arguments if s.kind in HELD}
+        self.leaves = {_name_of(s, stage): s for s in function.results}
+        self.last = {
+            name: work.last[work.storages[slot.value]]
+            for name, slot in self.takes.items()
+            if work.storages[slot.value] in work.last
+        }
+        messages = [(m.is_sent, m.other, _size(m.value), m.value) for m in function.messages]
+        self.sends = [(to, size, work.alone[v]) for is_sent, to, size, v in messages if is_sent]
+        self.receives = [(source, size) for is_sent, source, size, _ in messages if not is_sent]
         self._peaks: dict[tuple[frozenset[_Name], bool], int] = {}
 
     def peak(self, dying: frozenset[_Name], *, adds: bool) -> int:
         """Peak bytes of a run, relative to the bytes in use before it. dying: values that it reads
         last and frees. adds: whether its sums are added to existing sums."""
         if (dying, adds) not in self._peaks:
-            gone = self.freed + self.added if adds else Counter(self.freed)
+            work = self.work
+            gone = work.freed + work.added if adds else Counter(work.freed)
             for owner, names in _by_owner(dying, self.owners).items():
                 gone[max(self.last.get(name, 0) for name in names)] += owner.size
             now = most = 0
-            for index, size in enumerate(self.created):
+            for index, size in enumerate(work.created):
                 now += size
-                most = max(most, now - self.products[index] if adds else now)
+                most = max(most, now - work.products[index] if adds else now)
                 now -= gone[index]
             self._peaks[dying, adds] = most
         return self._peaks[dying, adds]
@@ -222,7 +244,7 @@ class _Rank:
         self.place, self.places = place, places
         self.runs = [run for run in runs if run.at == place]
         self.inbox = {
-            at: deque((_size(m.op.operands[0]), m.seen) for m in messages)
+            at: deque((_size(m.message.value), m.seen) for m in messages)
             for at, messages in coming.items()
         }
         self.readers: Counter[tuple[_Owner, int | None]] = Counter()
@@ -311,7 +333,7 @@ class _Rank:
                 self.arrived[place] = max(seen, self.arrived[place])
 
     def _send(self, profile: _Profile, run: Run) -> None:
-        for (to, size), (_, alone) in zip(profile.sends, profile.sent, strict=True):
+        for to, size, alone in profile.sends:
             for place in self.places.goals(run, profile.stage, to):
                 if place == self.place:
                     self.here += size

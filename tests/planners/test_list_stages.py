@@ -73,7 +73,7 @@ def test_both_ends_of_a_message_spend_what_the_cluster_says() -> None:
     priced = replace(free, message_overhead_s=1e-3, message_bandwidth_bytes_s=1e6)
     sizes = [
         num_bytes(tensor_type_of(op.operands[0]))
-        for _, run in runs_of(program)
+        for run in runs_of(program)
         for op in functions[run.function].ops
         if isinstance(op, SendOp)
     ]

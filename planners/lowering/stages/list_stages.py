@@ -19,7 +19,7 @@ from shardweave.ir.program.staged import (
     functions_of,
     micro_axis,
     name_of,
-    runs_of,
+    run_ops_of,
 )
 from shardweave.ir.program.traffic import bytes_moved
 from shardweave.passes.stages.cut import ScheduledRun, places_of_tasks
@@ -69,7 +69,7 @@ def reorder_runs(program: Program, tasks: Sequence[ScheduledRun]) -> None:
     first: list[Operation] = []
     last: list[Operation] = []
     times: Counter[str] = Counter()
-    for op, run in runs_of(program):
+    for op, run in run_ops_of(program):
         if run.micro_batch is not None:
             by_task[run.function, run.micro_batch] = op
             continue

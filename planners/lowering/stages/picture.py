@@ -43,7 +43,7 @@ def schedule_table_of(program: Program) -> tuple[Table, int]:
     """Read the table of a staged program's runs on micro-batches, and its number of stages."""
     functions = functions_of(program)
     rows: list[list[Action]] = [[] for _ in range(program.needed_mesh().num_stages)]
-    for _, run in runs_of(program):
+    for run in runs_of(program):
         function = functions[run.function]
         if run.micro_batch is not None:
             kind = KINDS[function.direction]

@@ -12,18 +12,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from xdsl.dialects import builtin, func
-from xdsl.dialects.builtin import StringAttr
-from xdsl.ir import Block, Operation
-from xdsl.rewriter import InsertPoint, Rewriter
-
-from shardweave.ir.dialects import dist
-from shardweave.ir.dialects.dist import RecvOp, SendOp
-from shardweave.ir.dialects.literals import to_attribute
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
-from shardweave.ir.program.staged import StageFunction, functions_of, name_of
-from shardweave.passes.stages.build import function_of
+from shardweave.ir.program.staged import (
+    CopiedFunction,
+    CopiedStages,
+    Message,
+    StageFunction,
+    functions_of,
+    name_of,
+)
 from shardweave.passes.stages.cut import runs_of_tasks
 from shardweave.planners.lowering.stages.list_stages import tasks_of
 from shardweave.planners.plan.plan import Plan
@@ -113,8 +111,7 @@ def _table(plan: Plan) -> Table:
 
 def with_all_stages(program: Program, plan: Plan) -> Program:
     """Build a plan's staged program, for simulation, from the program of `with_few_blocks`: copies
-    of its functions for each stage, in the order of the plan's schedule. Runs pass no typed
-    values."""
+    of its functions for each stage, in the order of the plan's schedule."""
     count = plan.num_stages
     if count < KINDS:
         return program
@@ -129,21 +126,11 @@ def with_all_stages(program: Program, plan: Plan) -> Program:
         for function in functions
         if function.stage == messages.kind(stage)
     ]
-    made = {copy.sym_name.data: copy for copy in copies}
-    block = Block(arg_types=program.function.body.block.arg_types)
+    made = {copy.name: copy for copy in copies}
     runs = runs_of_tasks(tasks_of(_table(plan), count))
-    for run in (run for run in runs if run.function in made):
-        options = {} if run.micro_batch is None else {"micro_batch": run.micro_batch}
-        block.add_op(
-            dist.create_dist(dist.RunOp, [], [], function=run.function, at=run.at, **options)
-        )
-    block.add_op(func.ReturnOp())
-    step = function_of(
-        "step", block, [dict(slot.attributes.data) for slot in program.arguments], []
+    return CopiedStages(
+        program, Mesh(tuple(axes)), made, [run for run in runs if run.function in made]
     )
-    whole = Program(builtin.ModuleOp([step, *made.values()], dict(program.module.attributes)))
-    whole.set_mesh(Mesh(tuple(axes)))
-    return whole
 
 
 @dataclass(frozen=True)
@@ -164,7 +151,10 @@ class _Messages:
         """Collect the messages of stages. PlanError if inner stages do not all send alike."""
         goals: defaultdict[tuple[int, str], set[int]] = defaultdict(set)
         sends = [
-            (function.stage, op.to, op.message) for function in functions for op in function.sends
+            (function.stage, message.other, message.name)
+            for function in functions
+            for message in function.messages
+            if message.is_sent
         ]
         for stage, to, name in sends:
             goals[stage, name].add(to)
@@ -183,23 +173,23 @@ class _Messages:
         """Stage of the small program that represents a stage."""
         return KINDS - 1 if stage == self.count - 1 else min(stage, KINDS - 2)
 
-    def copied(self, function: StageFunction, stage: int) -> func.FuncOp:
-        copy, kind = function.function.clone(), function.stage
-        copy.properties["sym_name"] = StringAttr(name_of(function.direction, stage))
+    def copied(self, function: StageFunction, stage: int) -> StageFunction:
+        kind, messages = function.stage, list[Message]()
+        for message in function.messages:
+            sender = kind if message.is_sent else message.other
+            others, name = self._ends(sender, kind, message.other, message.name, stage)
+            # One that goes to several stages arrives from one.
+            others = others if message.is_sent else others[:1]
+            messages += (replace(message, other=other, name=name) for other in others)
+        arguments = function.arguments
         if kind == KINDS - 2:
-            self._rename_parameters(copy, stage)
-        for op in list(copy.body.block.ops):
-            if isinstance(op, SendOp):
-                stages, name = self._ends(kind, kind, op.to, op.message, stage)
-                _set(op, "to", stages[0], name)
-                for further in stages[1:]:
-                    more = op.clone()
-                    Rewriter.insert_op(more, InsertPoint.after(op))
-                    _set(more, "to", further, name)
-            elif isinstance(op, RecvOp):
-                stages, name = self._ends(op.source, kind, op.source, op.message, stage)
-                _set(op, "source", stages[0], name)
-        return copy
+            arguments = [
+                replace(slot, name=f"{slot.name} of stage {stage}")
+                if slot.kind == "param"
+                else slot
+                for slot in arguments
+            ]
+        return CopiedFunction(function, name_of(function.direction, stage), messages, arguments)
 
     def _ends(
         self, sender: int, kind: int, other: int, name: str, stage: int
@@ -218,18 +208,3 @@ class _Messages:
 
     def _end(self, kind: int) -> int:
         return 0 if kind == 0 else self.count - 1
-
-    def _rename_parameters(self, copy: func.FuncOp, stage: int) -> None:
-        """Give the parameters of an inner stage unique names."""
-        entries: list[builtin.DictionaryAttr] = []
-        for entry in copy.arg_attrs or ():
-            data = dict(entry.data)
-            name = data.get("dist.name")
-            if isinstance(name, StringAttr) and data.get("dist.kind") == StringAttr("param"):
-                data["dist.name"] = StringAttr(f"{name.data} of stage {stage}")
-            entries.append(builtin.DictionaryAttr(data))
-        copy.arg_attrs = builtin.ArrayAttr(entries)
-
-
-def _set(op: Operation, end: str, stage: int, name: str) -> None:
-    op.properties |= {end: to_attribute(stage), "name": to_attribute(name)}

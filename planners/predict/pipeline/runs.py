@@ -14,6 +14,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from xdsl.dialects.func import FuncOp
+
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.mesh.mesh import Axis, Mesh
 from shardweave.ir.program.program import Program
@@ -40,7 +42,7 @@ from shardweave.planners.simulate.run_memory import (
     memory_of_runs,
     parameters_of_places,
 )
-from shardweave.planners.simulate.simulate import simulate
+from shardweave.planners.simulate.simulate import simulate_by
 from shardweave.planners.simulate.timeline import Event
 from shardweave.planners.simulate.update_cost import UpdateCost
 
@@ -78,14 +80,17 @@ class _Cost:
     exposed_s: Mapping[str, float]
 
 
+_Sizes = tuple[tuple[int, str, int], ...]
+
+
 @dataclass(frozen=True)
 class _Function:
     """A function with its simulated cost and its messages as (other stage, name, bytes)."""
 
     function: StageFunction
     cost: _Cost
-    sends: tuple[tuple[int, str, int], ...]
-    receives: tuple[tuple[int, str, int], ...]
+    sends: _Sizes
+    receives: _Sizes
 
 
 def simulate_runs(
@@ -106,16 +111,16 @@ def simulate_runs(
     """
     ranks = devices_of_places(program)
     places = [_Place(on_devices(cluster, devices)) for devices in ranks]
-    clusters = [place.cluster for place in places]
-    functions = _read_all(program, clusters)
+    models = _models(program, [place.cluster for place in places])
+    functions = _read_all(program, models)
     sizes, memory = parameters_of_places(program), memory_of_runs(program)
     if deeper is not None:
-        more = _read_all(deeper.program, clusters)
+        more = _read_all(deeper.program, models)
         functions = {key: _deepened(f, more[key], deeper) for key, f in functions.items()}
         sizes, memory = _deepened_memory(program, deeper, sizes, memory)
     step = _Played(cluster, places, functions, StagePlaces.of(program), ranks)
     joined_s = _joined_s(program, cluster, ranks)
-    for _, run in runs_of(program):
+    for run in runs_of(program):
         step.join(run, joined_s.pop(run.function, 0.0))
         step.run(run)
     time_s = max(place.now_s for place in places)
@@ -162,21 +167,27 @@ def _first_rank(program: Program, place: int) -> int:
     return mesh.rank({a.name: place if a is axis else 0 for a in mesh.device_axes})
 
 
-def _read_all(
-    program: Program, clusters: Sequence[PlacedCluster]
-) -> dict[tuple[str, int], _Function]:
-    """Simulate all functions, by (name, coordinate); once for equal devices."""
+def _models(program: Program, clusters: Sequence[PlacedCluster]) -> list[CostModel]:
+    """The cost model of each coordinate's ranks; those of ranks connected alike are the same."""
+    mesh, models = program.needed_mesh().within_stage, dict[Hashable, CostModel]()
+    keys = [likeness(cluster) for cluster in clusters]
+    for key, cluster in zip(keys, clusters, strict=True):
+        if key not in models:
+            models[key] = CostModel(cluster, mesh)
+    return [models[key] for key in keys]
+
+
+def _read_all(program: Program, models: Sequence[CostModel]) -> dict[tuple[str, int], _Function]:
+    """Simulate all functions, by (name, coordinate); once for equal ops on equal devices."""
     functions = functions_of(program)
-    known: dict[Hashable, _Function] = {}
+    known: dict[tuple[FuncOp, CostModel], _Cost] = {}
     read: dict[tuple[str, int], _Function] = {}
-    for _, run in runs_of(program):
-        if (run.function, run.at) in read:
-            continue
-        cluster = clusters[run.at]
-        key = run.function, likeness(cluster)
+    for run in dict.fromkeys((run.function, run.at) for run in runs_of(program)):
+        function, model = functions[run[0]], models[run[1]]
+        key = function.function, model
         if key not in known:
-            known[key] = _read(functions[run.function], cluster)
-        read[run.function, run.at] = known[key]
+            known[key] = _cost_of(function, model)
+        read[run] = _Function(function, known[key], *_sizes(function))
     return read
 
 
@@ -189,7 +200,7 @@ def _joined_s(
     places = StagePlaces.of(program)
     sizes: dict[int, dict[str, int]] = {}
     first: dict[int, str] = {}
-    for name in dict.fromkeys(run.function for _, run in runs_of(program)):
+    for name in dict.fromkeys(run.function for run in runs_of(program)):
         stage = functions[name].stage
         for slot in functions[name].arguments:
             if len(places.of_stage[stage]) > 1 and slot.kind in ("sum", "part"):
@@ -205,20 +216,23 @@ def _joined_s(
     return seconds
 
 
-def _read(function: StageFunction, cluster: PlacedCluster) -> _Function:
-    sizes = [(op.to, op.message, num_bytes(tensor_type_of(op.value))) for op in function.sends]
-    coming = [
-        (op.source, op.message, num_bytes(tensor_type_of(op.value))) for op in function.receives
-    ]
-    simulated = simulate(function.alone, cluster)
-    cost = _Cost(
+def _cost_of(function: StageFunction, model: CostModel) -> _Cost:
+    simulated = simulate_by(model, function.alone)
+    return _Cost(
         simulated.time_s,
         simulated.compute_s,
         simulated.slowdown_s,
         {",".join(axes): seconds for axes, seconds in simulated.communication_s.items()},
         {",".join(axes): seconds for axes, seconds in simulated.exposed_s.items()},
     )
-    return _Function(function, cost, tuple(sizes), tuple(coming))
+
+
+def _sizes(function: StageFunction) -> tuple[_Sizes, _Sizes]:
+    sizes: tuple[list[tuple[int, str, int]], ...] = [], []
+    for message in function.messages:
+        size = num_bytes(tensor_type_of(message.value))
+        sizes[not message.is_sent].append((message.other, message.name, size))
+    return tuple(sizes[0]), tuple(sizes[1])
 
 
 def _deepened(shallow: _Function, more: _Function, deeper: Deeper) -> _Function:
@@ -381,7 +395,7 @@ def _in_flight(program: Program, index: int) -> int:
     whose backward pass has not ended."""
     functions = functions_of(program)
     now = most = 0
-    for _, run in runs_of(program):
+    for run in runs_of(program):
         if run.at != index:
             continue
         direction = functions[run.function].direction
