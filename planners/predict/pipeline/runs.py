@@ -299,6 +299,7 @@ class _Played:
         self.arrives_s: dict[tuple[int, int, int, str, int | None], tuple[float, float]] = {}
         self.link_s: dict[tuple[int, int], float] = {}
         self.events: list[Event] = []
+        self.transfers_s: dict[tuple[int, int, int], float] = {}
 
     def join(self, run: Run, seconds: float) -> None:
         """Let all coordinates of a run's stage wait for each other, then for `seconds`."""
@@ -353,13 +354,20 @@ class _Played:
             for goal in self.stage_at.goals(run, stage, to):
                 seconds = 0.0
                 if goal != run.at:
-                    own, other = self.ranks[run.at], self.ranks[goal]
-                    seconds = transfer_s(self.cluster, own, other, size)
+                    seconds = self._transfer_s(run.at, goal, size)
                 left_s = max(end_s, self.link_s.get((run.at, goal), 0.0))
                 arrives_s = self.link_s[run.at, goal] = left_s + seconds
                 key = stage, to, goal, name, run.micro_batch
                 self.arrives_s[key] = left_s, arrives_s
                 self.places[goal].communication_s[AXIS] += seconds
+
+    def _transfer_s(self, at: int, goal: int, size: int) -> float:
+        """Seconds that a message takes from one coordinate to another, computed once."""
+        key = at, goal, size
+        if key not in self.transfers_s:
+            own, other = self.ranks[at], self.ranks[goal]
+            self.transfers_s[key] = transfer_s(self.cluster, own, other, size)
+        return self.transfers_s[key]
 
 
 def _memory(
