@@ -26,11 +26,6 @@ MOST_OASES = 2
 """Most meshes that Oases plans for: those of the fastest points with a tensor axis."""
 
 
-REFINED = 16
-"""Assignments of degrees that Oases simulates per mesh: with few blocks enough to reach a local
-optimum, with many the best ones by its chain model."""
-
-
 Make = Callable[[Program], Plan]
 """Plans the program or a version of it with fewer blocks, always in the same way."""
 
@@ -68,7 +63,7 @@ def proposals(
         yield (
             f"oases on {tensor_mesh}",
             lambda program, on=tensor_mesh: plan_oases(
-                program, on, cluster=cluster, precision=precision, refine=REFINED
+                program, on, cluster=cluster, precision=precision
             ),
         )
 
