@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import tiny
-import torch
 from datasets import Dataset
 from lora import tokenizer
 from trl import DPOConfig, DPOTrainer
