@@ -27,7 +27,7 @@ MOST_OASES = 2
 
 
 Make = Callable[[Program], Plan]
-"""Plans the program or a version of it with fewer blocks, always in the same way."""
+"""Function that plans the program, or a version of it with fewer blocks, in the same way."""
 
 
 def proposals(
@@ -75,7 +75,7 @@ def _amp(evaluator: Evaluator, cluster: Cluster, mesh: Mesh | None, precision: s
 
 
 def _axonn(depths: Depths, cluster: Cluster, mesh: Mesh | None, precision: str) -> Make:
-    """AxoNN as a function that plans any depth, on a grid chosen once for the whole model."""
+    """Return a function that plans any depth by AxoNN, on a grid chosen for the whole model."""
 
     @cache
     def grid() -> Mesh:

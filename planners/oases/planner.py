@@ -30,8 +30,8 @@ from shardweave.planners.plan.replicated import batch_shardings
 from shardweave.planners.predict.predict import predict_plan, with_candidates
 
 REFINED = 16
-"""Assignments of degrees that are simulated: with few blocks enough to reach a local optimum, with
-many the best ones by the chain."""
+"""Assignments of degrees that are simulated: enough to reach a local optimum with few blocks; with
+many, the best ones by the chain."""
 
 TOP = 4
 """Paths of the chain's order that are simulated before single blocks are changed: a start that is
