@@ -1,4 +1,4 @@
-"""The `plan` command: lets a planner choose, and says what it chose and why."""
+"""The `plan` command: runs a planner, and prints the plan and its reasons."""
 
 from __future__ import annotations
 
