@@ -26,7 +26,7 @@ FIRST_CALLS = 3
 
 
 class _Part(NamedTuple):
-    """A rank's shard of a tensor. shard: its index; shards of equal index must be equal."""
+    """Digest of a rank's shard of a tensor. Shards of equal index `shard` must be equal."""
 
     name: str
     shard: tuple[int, ...]

@@ -106,8 +106,9 @@ def _calls_alike(
     sizes: Sequence[Sizes],
     has_gradient: Sequence[bool],
 ) -> dict[int, Calls]:
-    """Find the calls of the next step of one of torch's optimizers. It treats parameters of equal
-    group settings, shape and state alike, so one of each is examined; cached until these change."""
+    """Find the ops that one of torch's optimizers will run to update each parameter. One
+    parameter is examined of all that have equal group settings, shape and state; cached until
+    these change."""
     groups = [
         tuple((k, v) for k, v in group.items() if k != "params")
         for group in optimizer.param_groups

@@ -33,7 +33,7 @@ Calls = Any
 
 TWICE = (
     "Trying to backward through the graph of a step's call a second time; what it kept was freed "
-    "after the first. Call backward(retain_graph=True) before."
+    "after the first. Call backward(retain_graph=True) the first time."
 )
 
 UNSYNCED = (

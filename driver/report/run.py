@@ -127,7 +127,7 @@ def collective_rows(collectives: Sequence[CollectiveStats]) -> list[dict[str, An
 
 
 def print_report(report: RunReport) -> None:
-    """Say on standard output what was run and what came of it."""
+    """Print what was run, and the results."""
     options, lowered = report.options, report.lowered
     where = f"mesh {report.mesh}" if report.mesh else "one device"
     count = options.mesh.num_devices

@@ -52,7 +52,7 @@ def add_parser(commands: Commands) -> None:
     add_flag(
         command,
         "--show-passes",
-        "print the passes that carry the plan out, as a plan's 'passes' takes them",
+        "print the passes that carry out the plan, in the form of a plan's 'passes'",
     )
     add_update(command)
     add_load(command)
