@@ -155,7 +155,7 @@ class Validator(Observer):
 
 
 def in_float64(program: Program) -> Program:
-    """The same program in float64 or complex128, fused regions inlined; integers stay. Linear."""
+    """Return the program in float64 or complex128, fused regions inlined. Linear in the ops."""
     exact = without_regions(program)
     if exact is program:
         exact = program.clone()

@@ -145,7 +145,7 @@ def parse_options(text: str) -> dict[str, Option]:
 
 
 def parse_value(text: str) -> Option:
-    """Read one value; text that is nothing else stays text."""
+    """Convert text to the bool, None, int or float that it spells; return other text unchanged."""
     words: dict[str, Option] = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]

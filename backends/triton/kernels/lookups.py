@@ -169,7 +169,7 @@ class _LookupTemplate:
             term = self.values.variable(self.values.at(self.table, (row, self.col)))
             text = f"{converted(term.name, term.dtype, self.dtype)} + {total}"
         offset = (row * self.width + self.col).text(self.writer.symbols)
-        # Along an axis of one element the place does not vary, but the block still has it.
+        # The index does not vary along an axis of one element, but the block still has that axis.
         offset += " + col * 0" + (" + place * 0" if "place" in mask else "")
         out = self.draft.outputs[self.made]
         made = self.writer.assign("sum", text, self.dtype, frozenset({"col"}))

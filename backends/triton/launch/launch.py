@@ -163,7 +163,7 @@ class FusedCall:
         if not self.tunes or self.device.type != "cuda":
             return kernel.configs[0]
 
-        # What a kernel changes in place is still wanted after it was measured.
+        # An operand that the kernel overwrites is still needed after the measurement.
         copies = [t.clone() if n == kernel.overwrites else t for n, t in enumerate(tensors)]
 
         def runner(config: Config) -> Callable[[], object]:
