@@ -366,8 +366,8 @@ class Recorded:
 
 
 class _Call(torch.autograd.Function):
-    """Node number `number` of a call's chain, from parameters, inputs and the next node to its
-    differentiable outputs, or to the node before."""
+    """Autograd node `number` of a call's chain. Inputs: parameters, and model inputs or the next
+    node's link. Results: the call's differentiable outputs, or a link for the node before."""
 
     @staticmethod
     def forward(
