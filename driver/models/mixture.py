@@ -111,7 +111,7 @@ def dropped_choices(module: nn.Module) -> tuple[int, int] | None:
 
 
 def _by_expert(slots: Tensor, count: int) -> Tensor:
-    """Shapes: groups x (E * slots) x n -> E x (groups * slots) x n."""
+    """Regroup slots by expert: groups x (E * slots) x n -> E x (groups * slots) x n."""
     groups, _, size = slots.shape
     return slots.view(groups, count, -1, size).transpose(0, 1).flatten(1, 2)
 

@@ -106,9 +106,9 @@ def announce(spec: str, dtype: torch.dtype) -> None:
 
 
 def size_of(spec: str, dtype: torch.dtype, *, is_held: bool = True) -> ModelSize | None:
-    """The size of the model that `spec` names; None for a factory's, which is not called. is_held:
-    as for `check_size`. Raises ValueError as `build_example` does, and for a model that is too
-    large for this machine."""
+    """Return the size of the model that `spec` names; None for a factory, which is not called.
+    is_held: as for `check_size`. Raises ValueError as `build_example` does, and for a model that is
+    too large for this machine."""
     scheme, _, rest = spec.partition(":")
     if scheme in FAMILIES:
         config_class, build = FAMILIES[scheme]

@@ -102,7 +102,7 @@ class _LookupTemplate:
         return given if is_dense and overwritten_table(self.region.op) == given else None
 
     def _index(self, name: str, axes: frozenset[str]) -> Term:
-        """Load the looked-up index at position `name`, a variable, among all indices."""
+        """Write the load of the index at position `name`, a variable, of the indices to look up."""
         places = self.gradient.operands[1]
         place = of_base(Base(name, self.count, axes))
         return self.values.variable(self.values.at(places, self.values.indices(places, place)))
