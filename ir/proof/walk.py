@@ -450,7 +450,8 @@ class Walk:
 def key_of(op: Operation, operands: tuple[Value, ...]) -> Key:
     """Return the key of an op on operands with these relations."""
     types = tuple([(shape_of(result), dtype_kind_of(result)) for result in op.results])
-    return op.name, arguments_of(op), operands, types
+    name = f"dist.{op.kind()}" if isinstance(op, dist.DistOp) else op.name  # started or not
+    return name, arguments_of(op), operands, types
 
 
 def _has_shape(value: Value, result: SSAValue) -> bool:

@@ -32,6 +32,7 @@ from shardweave.ir.dialects.aten import (
 )
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.dist import DistOp, ShardIndexOp, SliceOp
+from shardweave.ir.dialects.dist_ring import NeighboursOp
 from shardweave.ir.dialects.types import shape_of, shape_of_type, tensor_type
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import (
@@ -346,7 +347,8 @@ def _is_message(op: Operation) -> bool:
     """Whether an op moves data, or takes shards of data that it should have been given in them."""
     if isinstance(op, SliceOp):
         return _reads_argument(op.operands[0])
-    return isinstance(op, DistOp) and not isinstance(op, ShardIndexOp)
+    # A halo is part of the op's local form.
+    return isinstance(op, DistOp) and not isinstance(op, (ShardIndexOp, NeighboursOp))
 
 
 def _reads_argument(value: SSAValue) -> bool:
