@@ -102,6 +102,11 @@ class Localizer:
         type_ = tensor_type(shape, dtype_of_value(value))
         return self._add(dist.create_dist(kind, [value], [type_], **values))[0]
 
+    def all_reduce(self, values: Sequence[SSAValue], axes: Sequence[str]) -> list[SSAValue]:
+        """Emit the sums of values over `axes`, in one message."""
+        types = [value.type for value in values]
+        return self._add(dist.create_dist(dist.AllReduceOp, values, types, axes=list(axes)))
+
     def clone(
         self,
         operands: Sequence[SSAValue] | None = None,

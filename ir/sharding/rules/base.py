@@ -47,7 +47,8 @@ class Factor:
     has a name only so that other factors of its dim can be sharded. even: whether its shards must
     be of equal size, because padding would make the op fail. reach: number of indices of the
     neighbouring shards, on either side, that a shard's results read or are added to; a shard has at
-    least as many.
+    least as many. joined: whether results without the factor are whole, since the local form sends
+    what its shards lack.
     """
 
     size: int
@@ -56,6 +57,7 @@ class Factor:
     whole: bool = False
     even: bool = False
     reach: int = 0
+    joined: bool = False
 
 
 Localize = Callable[[Localizer], Sequence[SSAValue]]
@@ -204,6 +206,9 @@ class Rule:
     def lost(self, dims: Dims, factors: Sequence[DimSharding]) -> list[int]:
         """List the sharded factors whose axes do not all shard a value with `dims`."""
         kept = {p.axis for cut in self.dims_of(dims, factors) for p in cut}
+        kept |= {
+            p.axis for f, cut in zip(self.factors, factors, strict=True) for p in cut * f.joined
+        }
         return [i for i, cut in enumerate(factors) if any(p.axis not in kept for p in cut)]
 
     def result(
@@ -224,6 +229,7 @@ class Rule:
         kept = {p.axis for cut in placed for p in cut}
         pending: dict[str, Reduction | None] = dict.fromkeys(carried, "sum")
         for factor, cut in zip(self.factors, factors, strict=True):
+            kept.update(p.axis for p in cut if factor.joined)
             pending |= {p.axis: factor.reduction for p in cut if p.axis not in kept}
         reductions = set(pending.values())
         if None in reductions or len(reductions) > 1:
@@ -355,6 +361,7 @@ class Notation:
         whole: Sequence[str] = (),
         even: Sequence[str] = (),
         reach: Mapping[str, int] = {},
+        joined: Sequence[str] = (),
         groups: Mapping[str, tuple[str, int]] = {},
     ) -> Rule:
         """Build the rule. reductions: by factor, if not a sum; None forbids to shard the factor
@@ -367,6 +374,7 @@ class Notation:
                 whole=n in whole,
                 even=n in even,
                 reach=reach.get(n, 0),
+                joined=n in joined,
             )
             for n in self._names
         }
