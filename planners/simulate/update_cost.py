@@ -1,4 +1,4 @@
-"""Cost of an optimizer's update, as simulated."""
+"""Simulated cost of an optimizer's update."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardweave.planners.cost.quantity import bytes_text, seconds_text
 
 @dataclass(frozen=True)
 class UpdateCost:
-    """Cost of an optimizer's update; each number is the largest of any rank.
+    """Cost of an optimizer's update; each number is the maximum over ranks.
 
     state_bytes: optimizer state. temporary_bytes: memory during the update alone: full values that
     a rank gathers, and temporaries of one parameter's update. states: state bytes by rank.
