@@ -164,7 +164,7 @@ class HaloAddOp(NeighboursOp):
 
 
 def borders(x: Tensor, halo: Halo, *, adds: bool) -> tuple[Tensor, Tensor]:
-    """What a rank sends to the previous rank and to the next one. adds: for `dist.halo_add`."""
+    """The ends that a rank sends to the previous and the next one. adds: for `dist.halo_add`."""
     dim, before, after = halo
     first, last = (before, after) if adds else (after, before)
     return x.narrow(dim, 0, first), x.narrow(dim, x.shape[dim] - last, last)

@@ -1,4 +1,4 @@
-"""Rules of convolutions, and of samplers and patches, whose spatial dims stay whole.
+"""Rules of convolutions and interpolation; of samplers and patches, whose spatial dims stay whole.
 
 A convolution's channels are `(g c)` on the input's side and `(g o)` on the output's, with g
 groups; g is named only where there are several. Its spatial dims are those of `windows`.
@@ -6,7 +6,7 @@ groups; g is named only where there are several. Its spatial dims are those of `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -19,13 +19,14 @@ from shardweave.ir.sharding.rules.base import Localize, Localizer, Notation, Rul
 from shardweave.ir.sharding.rules.windows import (
     Along,
     Sharded,
-    is_gradient,
+    gives_gradients,
     listed,
     narrower,
     sharded_of,
     stretched,
     texts,
     unpadded,
+    wide_type,
     wider,
     windowed,
     windows_along,
@@ -113,8 +114,10 @@ def _on_shards(alongs: tuple[Along, ...]) -> Localize:
             return local.clone(**values)
         if not op.value("transposed"):
             values["padding"] = unpadded(local, sharded)
-            return (_backward if is_gradient(op) else _forward)(local, sharded, values)
-        return (_transposed_backward if is_gradient(op) else _transposed)(local, sharded, values)
+            return (_backward if gives_gradients(op) else _forward)(local, sharded, values)
+        return (_transposed_backward if gives_gradients(op) else _transposed)(
+            local, sharded, values
+        )
 
     return localize
 
@@ -194,3 +197,69 @@ def grid_sampler_backward(op: AtenOp) -> Rule:
 def _sampled(op: AtenOp) -> tuple[str, str]:
     spatial = " ." * (len(shape_of(op.operands[0])) - 2)
     return f"n c{spatial}", f"n{spatial} ."
+
+
+# Interpolation
+
+
+@rule
+def nearest(op: AtenOp) -> Rule:
+    """`... (y s) -> ... (y t)`, without neighbours."""
+    return _resized(op, lambda along: 0)
+
+
+@rule
+def linear(op: AtenOp) -> Rule:
+    """`... (y s) -> ... (y t)`; indices between two of s = 1 read the neighbours' nearest."""
+    return _resized(op, lambda along: int(along.stride == 1 < along.times))
+
+
+@rule
+def cubic(op: AtenOp) -> Rule:
+    """`... (y s) -> ... (y t)`; reads two indices on either side."""
+    return _resized(op, lambda along: 0 if along.stride == along.times else 1 + (along.stride == 1))
+
+
+def _resized(op: AtenOp, reach_of: Callable[[Along], int]) -> Rule:
+    is_backward = gives_gradients(op)
+    given, made = shape_of(op.operands[0]), shape_of(op.results[0])
+    wide, narrow = (made, given) if is_backward else (given, made)
+    scales = [op.value(p.name) for p in op.signature.parameters if p.name.startswith("scales")]
+    corners = op.signature.parameter("align_corners") is not None and op.value("align_corners")
+    rank, alongs = len(wide), list[Along]()
+    for dim, scale in enumerate(() if corners else scales, rank - len(scales)):
+        times, stride = max(narrow[dim] // wide[dim], 1), max(wide[dim] // narrow[dim], 1)
+        is_whole = wide[dim] * times == narrow[dim] * stride and scale in (None, times / stride)
+        if is_whole and min(wide[dim], narrow[dim]) > 1:
+            along = Along(dim, rank - len(scales), stride, times)
+            size = reach_of(along) * stride
+            alongs.append(along._replace(before=size, after=size))
+    pair = ["... " + text for text in texts(alongs, rank - len(scales), rank)]
+    text = " -> ".join(reversed(pair) if is_backward else pair)
+    reaches = any(along.reach for along in alongs)
+    return windowed(op, text, alongs, _interpolated if reaches else None, even=reaches)
+
+
+@cache
+def _interpolated(alongs: tuple[Along, ...]) -> Localize:
+    def localize(local: Localizer) -> Sequence[SSAValue]:
+        sharded = [pair for pair in sharded_of(local, alongs) if pair[0].reach]
+        if not sharded:
+            return local.clone()
+        (value,), (type_,) = local.operands, local.types
+        halos = [along.halo for along, _ in sharded]
+        # The halos on the narrow side.
+        ends = [(a.dim, a.reach * a.times, a.reach * a.times) for a, _ in sharded]
+        if gives_gradients(local.op):
+            (made,) = local.clone([stretched(local, value, ends)], [wide_type(type_, halos)])
+            return [narrower(local, made, sharded, "repeat")]
+        value = wider(local, value, sharded, "repeat")
+        (made,) = local.clone([value], [wide_type(type_, ends)])
+        for dim, before, after in ends:
+            shape = [*shape_of(made)]
+            shape[dim] -= before + after
+            type_ = shape, dtype_of_value(made)
+            (made,) = local.emit("aten.slice.Tensor", [made], type_, dim=dim, start=before)
+        return [made]
+
+    return localize

@@ -1,4 +1,4 @@
-"""Rules of ops that slide windows along spatial dims: pools and interpolation, sharded along them.
+"""Spatial dims along which ops slide windows, and the rules of pools.
 
 A dim of n blocks is `(y s)` on one side of the op and `(y t)` on the other, with s and t indices a
 block: a pool of stride 2 has s = 2 and t = 1. Shards of y are blocks of both sides. Where a shard's
@@ -177,7 +177,7 @@ def listed(op: AtenOp, name: str, num: int) -> list[int]:
     return value * num if len(value) == 1 else value
 
 
-def is_gradient(op: AtenOp) -> bool:
+def gives_gradients(op: AtenOp) -> bool:
     """True for the backward of an op."""
     return op.signature.tensors[0].name == "grad_output"
 
@@ -196,7 +196,7 @@ def window(op: AtenOp) -> Rule:
 @rule
 def pool(op: AtenOp) -> Rule:
     """`... (y s) -> ... y`, and backward `... y, ... (y s) -> ... (y s)`."""
-    is_backward = is_gradient(op)
+    is_backward = gives_gradients(op)
     narrow, wide = op.operands[:2] if is_backward else (op.results[0], op.operands[0])
     num, rank = spec_of(op).notation.count(" ."), len(shape_of(wide))
     alongs = windows_along(shape_of(wide), shape_of(narrow), _windows_of(op, wide, narrow, num))
@@ -235,7 +235,7 @@ def _pooled(alongs: tuple[Along, ...]) -> Localize:
             return local.clone()
         padding = unpadded(local, sharded)
         x, *rest = local.operands
-        if not is_gradient(op):
+        if not gives_gradients(op):
             x = wider(local, x, sharded, "lowest" if len(op.results) > 1 else "")
             made = local.clone([x], padding=padding)
             return [made[0], *(_renumbered(local, places, x, sharded) for places in made[1:])]
@@ -253,7 +253,7 @@ def _renumbered(local: Localizer, places: SSAValue, x: SSAValue, sharded: Sharde
     the backward pass the other way around."""
     op, sign, own = local.op, 1, shape_of(x)
     before, after = own, shape_of(op.operands[0])
-    if is_gradient(op):
+    if gives_gradients(op):
         sign, before, after = -1, shape_of(op.operands[1]), own
     first = len(own) - spec_of(op).notation.count(" .")
     type_, scalar = (shape_of(places), torch.int64), ((), torch.int64)
@@ -275,69 +275,3 @@ def _renumbered(local: Localizer, places: SSAValue, x: SSAValue, sharded: Sharde
         if left:
             (places,) = local.emit("aten.add.Scalar", [places], type_, other=-sign * left * minor)
     return places
-
-
-# Interpolation
-
-
-@rule
-def nearest(op: AtenOp) -> Rule:
-    """`... (y s) -> ... (y t)`, without neighbours."""
-    return _resized(op, lambda along: 0)
-
-
-@rule
-def linear(op: AtenOp) -> Rule:
-    """`... (y s) -> ... (y t)`; indices between two of s = 1 read the neighbours' nearest."""
-    return _resized(op, lambda along: int(along.stride == 1 < along.times))
-
-
-@rule
-def cubic(op: AtenOp) -> Rule:
-    """`... (y s) -> ... (y t)`; reads two indices on either side."""
-    return _resized(op, lambda along: 0 if along.stride == along.times else 1 + (along.stride == 1))
-
-
-def _resized(op: AtenOp, reach_of: Callable[[Along], int]) -> Rule:
-    is_backward = is_gradient(op)
-    given, made = shape_of(op.operands[0]), shape_of(op.results[0])
-    wide, narrow = (made, given) if is_backward else (given, made)
-    scales = [op.value(p.name) for p in op.signature.parameters if p.name.startswith("scales")]
-    corners = op.signature.parameter("align_corners") is not None and op.value("align_corners")
-    rank, alongs = len(wide), list[Along]()
-    for dim, scale in enumerate(() if corners else scales, rank - len(scales)):
-        times, stride = max(narrow[dim] // wide[dim], 1), max(wide[dim] // narrow[dim], 1)
-        is_whole = wide[dim] * times == narrow[dim] * stride and scale in (None, times / stride)
-        if is_whole and min(wide[dim], narrow[dim]) > 1:
-            along = Along(dim, rank - len(scales), stride, times)
-            size = reach_of(along) * stride
-            alongs.append(along._replace(before=size, after=size))
-    pair = ["... " + text for text in texts(alongs, rank - len(scales), rank)]
-    text = " -> ".join(reversed(pair) if is_backward else pair)
-    reaches = any(along.reach for along in alongs)
-    return windowed(op, text, alongs, _interpolated if reaches else None, even=reaches)
-
-
-@cache
-def _interpolated(alongs: tuple[Along, ...]) -> Localize:
-    def localize(local: Localizer) -> Sequence[SSAValue]:
-        sharded = [pair for pair in sharded_of(local, alongs) if pair[0].reach]
-        if not sharded:
-            return local.clone()
-        (value,), (type_,) = local.operands, local.types
-        halos = [along.halo for along, _ in sharded]
-        # The halos on the narrow side.
-        ends = [(a.dim, a.reach * a.times, a.reach * a.times) for a, _ in sharded]
-        if is_gradient(local.op):
-            (made,) = local.clone([stretched(local, value, ends)], [wide_type(type_, halos)])
-            return [narrower(local, made, sharded, "repeat")]
-        value = wider(local, value, sharded, "repeat")
-        (made,) = local.clone([value], [wide_type(type_, ends)])
-        for dim, before, after in ends:
-            shape = [*shape_of(made)]
-            shape[dim] -= before + after
-            type_ = shape, dtype_of_value(made)
-            (made,) = local.emit("aten.slice.Tensor", [made], type_, dim=dim, start=before)
-        return [made]
-
-    return localize
