@@ -1,16 +1,20 @@
-"""A measure of the tests: `python benchmarks/mutants.py [--n 60] [--room ir/proof] [--seed 0]`.
+"""A measure of the tests: `python benchmarks/mutants.py [--n 60] [--room ir/proof] [--seed 0 1]`.
 
 Faults are drawn at random places of the package: a comparison is flipped, a `+` becomes a `-`, a
 number is off by one, a condition is turned, a check or a call is deleted (operators of Cosmic Ray,
-and one of our own that deletes a statement). Each is planted in a copy of the repository. The
-nearest tests run first, those that import the file or are named after it, then all other fast
-tests. A row says which test failed, after how many seconds. Survivors are printed with their
-difference: some change no result, which a person has to decide.
+and one of our own that deletes a statement). All fast tests run once in a copy of the repository
+that records which tests reach which of the lines. Then each fault is planted, and the tests that
+reach its line run until one fails: first those of the nearest files, which import the file or are
+named after it, then the others, short ones first. A row says which test failed, after how many
+seconds, and how many tests reach the line. Survivors are printed with their difference: some
+change no result, which a person has to decide.
 
-`--room` takes files below one folder, `--nearest` runs the nearest tests alone, `--workers` is the
-number of processes of pytest, `--timeout-s` bounds one run of the tests (a mutant that does not end
-is killed, too). `--quick` draws three and runs their nearest tests. `--json FILE` writes the rows
-as data. Exits 1 if more than 5% survive.
+`--n` faults are drawn for each seed. `--room` takes files below one folder, `--nearest` runs the
+files of the nearest tests and records nothing, `--workers` is the number of processes of pytest,
+`--limit-s` bounds the seconds of tests that one fault gets (those left out are counted),
+`--timeout-s` bounds one run of the tests (a mutant that does not end is killed, too). `--quick`
+draws three and runs their nearest tests. `--json FILE` writes the rows as data after each fault;
+the next run with the same file skips the rows that it holds. Exits 1 if more than 5% survive.
 """
 
 from __future__ import annotations
@@ -30,11 +34,14 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import accumulate, chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
+from unittest import mock
 
 import parso
 from cosmic_ray.mutating import mutate_code
@@ -50,6 +57,8 @@ from cosmic_ray.operators.operator import Example, Operator
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+
+from shardweave.benchmarks import reached
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("ir", "passes", "planners", "backends", "driver")
@@ -129,13 +138,19 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Row:
-    """The outcome of one mutant. killer: the test that failed; empty if none did."""
+    """The outcome of one mutant.
+
+    killer: the test that failed; empty if none did. reached: the number of tests that reach the
+    line, of which `left` were not run; None if that was not recorded.
+    """
 
     place: str
     kind: str
     diff: str
     killer: str
     seconds: float
+    reached: int | None = None
+    left: int = 0
 
 
 @cache
@@ -268,17 +283,60 @@ def copy_of(root: Path, folder: Path) -> Path:
     return target
 
 
-def run_tests(
-    root: Path, tests: Sequence[str], workers: int, timeout_s: float, ignored: Sequence[str] = ()
-) -> str:
-    """The first test that fails, "timeout" for tests that do not end, or "" if all pass."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-rfE"]
-    command += ["-n", str(workers), *(f"--ignore={one}" for one in ignored), *tests]
-    environment = os.environ | {"PYTHONPATH": str(root.parent)}
-    with tempfile.TemporaryFile("w+") as output:
+@dataclass(frozen=True)
+class Reached:
+    """Tests by the number of the mutant whose line they reach, and the seconds of each test.
+
+    A test that failed before a fault was planted is in neither.
+    """
+
+    tests: dict[int, set[str]]
+    seconds: dict[str, float]
+
+
+def record_reached(root: Path, mutants: Sequence[Mutant], options: argparse.Namespace) -> Reached:
+    """Run all fast tests in a copy with marked lines."""
+    seconds, failed = defaultdict[str, float](float), set[str]()
+    tests = defaultdict[int, set[str]](set)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = copy_of(root, Path(folder))
+        reached.mark_lines(copy, [(mutant.path, mutant.line) for mutant in mutants])
+        records = Path(folder) / "records"
+        records.mkdir()
+        arguments = ["-n", str(options.workers), "tests"]
+        with mock.patch.dict(os.environ, {reached.FOLDER: str(records)}):
+            failed_first = run_tests(copy, arguments, options.timeout_s, reached.__name__)
+        if not (records / "durations").exists():
+            raise RuntimeError(f"No test ran in the copy of {root}: {failed_first}")
+        for line in (records / "durations").read_text().splitlines():
+            test, duration, outcome = line.split("\t")
+            seconds[test] += float(duration)
+            if outcome == "failed":
+                failed.add(test)
+        for file in records.glob("reached-*"):
+            for line in file.read_text().splitlines():
+                number, test = line.split("\t")
+                if test in seconds and test not in failed:
+                    tests[int(number)].add(test)
+    return Reached(tests, seconds)
+
+
+def run_tests(root: Path, arguments: Sequence[str], timeout_s: float, recorder: str = "") -> str:
+    """The first test that fails, "timeout" for tests that do not end, or "" if all pass.
+
+    recorder: a plugin of pytest, with which all tests run, also after one that fails.
+    """
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfE"]
+    command += ["-p", recorder] if recorder else ["-x"]
+    environment = {name: value for name, value in os.environ.items() if "XDIST" not in name}
+    environment |= {"PYTHONPATH": str(root.parent)}
+    with tempfile.TemporaryFile("w+") as output, tempfile.NamedTemporaryFile("w+") as listed:
+        listed.write("\n".join(arguments))
+        listed.flush()
         process = subprocess.Popen(
-            command, cwd=root, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
+            [*command, f"@{listed.name}"],
+            cwd=root, env=environment, stdout=output, stderr=output, start_new_session=True,
+        )  # fmt: skip
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -292,34 +350,65 @@ def run_tests(
     if code in (0, 5):  # 5: none was collected
         return ""
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.M)
-    return failed[1] if failed else f"pytest ended with {code}"
+    return failed[1] if failed else f"pytest ended with {code}: {text[-300:]}"
 
 
-def judge(root: Path, mutant: Mutant, options: argparse.Namespace) -> Row:
-    """Plant a fault in the copy, run the tests, and take it out again."""
+def judge(
+    root: Path,
+    mutant: Mutant,
+    options: argparse.Namespace,
+    reaching: Sequence[str] | None = None,
+    seconds: Mapping[str, float] = MappingProxyType({}),
+) -> Row:
+    """Plant a fault in the copy, run the tests, and take it out again.
+
+    reaching: the tests that reach the line, of which as many run as fit in the limit; without
+    them the files of the nearest tests run. seconds: the duration of each test.
+    """
+    near = nearest_tests(root, mutant.path)
+    tests, left = near, 0
+    if reaching is not None:
+        order = sorted(reaching, key=lambda t: (t.partition("::")[0] not in near, seconds[t], t))
+        ends = accumulate(seconds[test] for test in order)
+        tests = [test for test, end in zip(order, ends, strict=True) if end <= options.limit_s]
+        left = len(order) - len(tests)
     path = root / mutant.path
     source = path.read_text()
     path.write_text(mutant.text)
     start = time.monotonic()
     try:
-        near = nearest_tests(root, mutant.path)
-        killer = run_tests(root, near, options.workers, options.timeout_s) if near else ""
-        if not killer and not options.nearest:
-            killer = run_tests(root, ["tests"], options.workers, options.timeout_s, near)
+        workers = ["-n", str(options.workers if reaching is None else 0)]
+        killer = run_tests(root, [*workers, *tests], options.timeout_s) if tests else ""
     finally:
         path.write_text(source)
     place = f"{mutant.path}:{mutant.line}"
-    return Row(place, mutant.kind, mutant.diff, killer, round(time.monotonic() - start, 1))
+    reached = None if reaching is None else len(reaching)
+    took = round(time.monotonic() - start, 1)
+    return Row(place, mutant.kind, mutant.diff, killer, took, reached, left)
 
 
 def table_of(rows: Sequence[Row]) -> Table:
     """The outcomes, one row for each mutant."""
     table = Table(title=f"{sum(bool(row.killer) for row in rows)} of {len(rows)} mutants killed")
-    for name in ("place", "kind", "killed by", "s"):
-        table.add_column(name, justify="right" if name == "s" else "left", overflow="fold")
+    for name in ("place", "kind", "killed by", "tests", "not run", "s"):
+        side = "right" if name in ("tests", "not run", "s") else "left"
+        table.add_column(name, justify=side, overflow="fold")
     for row in rows:
-        table.add_row(row.place, row.kind, row.killer or "SURVIVED", f"{row.seconds:.0f}")
+        reached = "" if row.reached is None else str(row.reached)
+        killer = row.killer or "SURVIVED"
+        table.add_row(row.place, row.kind, killer, reached, str(row.left), f"{row.seconds:.0f}")
     return table
+
+
+def write_rows(rows: Sequence[Row], options: argparse.Namespace) -> None:
+    """Write the rows so far as data, if a file is named."""
+    if options.json is not None:
+        record = {
+            "seeds": options.seed,
+            "room": options.room,
+            "rows": [asdict(row) for row in rows],
+        }
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def main() -> int:
@@ -327,9 +416,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--n", type=int, default=60)
     parser.add_argument("--room", default="")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--nearest", action="store_true")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--limit-s", type=float, default=600.0)
     parser.add_argument("--timeout-s", type=float, default=3600.0)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -337,23 +427,31 @@ def main() -> int:
     if options.quick:
         options.n, options.nearest = QUICK, True
     try:
-        mutants = draw(ROOT, options.room, options.n, options.seed)
+        drawn = (draw(ROOT, options.room, options.n, seed) for seed in options.seed)
+        mutants = list(dict.fromkeys(chain.from_iterable(drawn)))
     except ValueError as error:
         parser.error(str(error))
     console = Console()
     rows: list[Row] = []
+    if options.json is not None and options.json.exists():
+        rows += [Row(**row) for row in json.loads(options.json.read_text())["rows"]]
+    known = {(row.place, row.diff) for row in rows}
+    mutants = [m for m in mutants if (f"{m.path}:{m.line}", m.diff) not in known]
+    marked = None if options.nearest else record_reached(ROOT, mutants, options)
     with tempfile.TemporaryDirectory() as folder:
         root = copy_of(ROOT, Path(folder))
-        for mutant in track(mutants, "mutants", console=Console(stderr=True)):
-            rows.append(judge(root, mutant, options))
+        for number, mutant in enumerate(track(mutants, "mutants", console=Console(stderr=True))):
+            if marked is None:
+                rows.append(judge(root, mutant, options))
+            else:
+                reaching = sorted(marked.tests[number])
+                rows.append(judge(root, mutant, options, reaching, marked.seconds))
             print(f"{rows[-1].place}: {rows[-1].killer or 'SURVIVED'}", file=sys.stderr, flush=True)
+            write_rows(rows, options)
     console.print(table_of(rows))
     for row in rows:
         if not row.killer:
             console.print(f"\n{row.place} survived:\n{row.diff}", markup=False, highlight=False)
-    if options.json is not None:
-        record = {"seed": options.seed, "room": options.room, "rows": [asdict(row) for row in rows]}
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
     return int(sum(bool(row.killer) for row in rows) < GOAL * len(rows))
 
 

@@ -52,7 +52,7 @@ GENERATED: dict[str, str] = {}
 
 
 def find_pass(name: str) -> type[ModulePass]:
-    """The pass class of a registered name. ValueError, with similar names, for other names."""
+    """Return the pass class of a registered name; an unknown name is a ValueError."""
     target = PASSES.get(name) or GENERATED.get(name)
     if target is None:
         known = sorted([*PASSES, *GENERATED])

@@ -39,7 +39,7 @@ from shardweave.planners.cost.quantity import counted, seconds_text
 from shardweave.planners.plan.plan_parts import OFFLOAD, Predicted
 
 STARTS = 3
-"""Number of fastest points whose neighbours are simulated: several find what one misses."""
+"""Number of fastest points whose neighbours are simulated, since one may be a local optimum."""
 
 MAY_FIT = 2.0
 """Largest estimated memory of a point to simulate, as a multiple of the capacity: estimates of
@@ -52,16 +52,15 @@ layer in little memory had estimates of 1.2 times the capacity."""
 
 NEAR = 1.3
 """Points up to this factor slower than the fastest, or larger than the memory, are simulated under
-other schedules too: for a small GPT in tight memory the best plan was such an order."""
+other schedules too: for a small GPT in tight memory such a plan was the best."""
 
 FAR = 1.2
 """Values of a dimension whose best estimate exceeds the overall best by this factor are not
 simulated in step 2, which leaves more simulations to the neighbours of the fastest."""
 
 TRUSTED = 1.1
-"""Factor for deep models, whose ops are large, so that estimates exceed steps by at most about 10%:
-values of a dimension and neighbours whose estimates exceed the best by more wait until all others
-were simulated."""
+"""Factor for deep models, whose estimates exceed steps by at most about 10% since their ops are
+large: points with estimates above the best by more wait until all others were simulated."""
 
 COLLECT_EACH, COLLECT_EACH_DEEP = 16, 64
 """Simulations between two garbage collections. Python's own would run while programs are built and
@@ -69,13 +68,13 @@ alive, and take a third of a small model's simulation; without any, programs, wh
 would never be freed. A deep model's programs of few blocks are small."""
 
 FILLED_LATE = ("1f1b", "gpipe")
-"""Orders of micro-batches that fill and drain the pipeline with whole passes."""
+"""Orders of micro-batches whose pipelines fill and drain with whole passes."""
 
 FILLING = "zero-bubble"
 """The order that fills bubbles, tried at once where there are bubbles: estimates assume 1f1b."""
 
 BALANCED = "zero-bubble-v"
-"""The order that puts the first and the last stage on one device, which balances memory: fast
+"""The order that places the first and the last stage on one device, which balances memory: fast
 points with stages that do not fit are also simulated under it at once."""
 
 PATIENCE = 4
@@ -95,7 +94,7 @@ _Ranks = dict[JointPoint, tuple[object, ...]]
 
 
 class OutOfTime(Exception):
-    """The time limit or the number of simulations is reached."""
+    """Raised when the time limit or the limit of simulations is reached."""
 
 
 @dataclass(eq=False)
@@ -216,7 +215,7 @@ class JointSearch:
 
     def _waits(self, point: JointPoint) -> bool:
         """True if a deep model's point is put off because its twin is too slow by its estimate. The
-        twin sends as much, computes no more, and needs no partition of its own."""
+        twin is a similar point that sends as much, computes no more, and needs no own partition."""
         limit_s = self.best[1].time_s if self.best else self._least_s
         if not self.evaluator.depths.is_deep or math.isinf(limit_s):
             return False
@@ -272,7 +271,7 @@ class JointSearch:
                     break
 
     def _see_one(self) -> None:
-        """Simulate the best estimate so far, if nothing has been simulated."""
+        """Simulate the point with the best estimate, if nothing has been simulated."""
         for point in self._by_estimate(self.estimates)[:STARTS]:
             if self.evaluator.simulated:
                 return
@@ -387,7 +386,7 @@ class JointSearch:
         return sorted(times_s, key=times_s.__getitem__)[:STARTS]
 
     def _see_rest(self) -> None:
-        """Simulate all points that may win; those that `_waits` put off come last."""
+        """Simulate all points that may be the fastest; those that `_waits` put off come last."""
         self._see_left()
         self._estimate_waiting(may_wait=False)
         self._see_left()
@@ -420,7 +419,7 @@ class JointSearch:
         return point in self.evaluator.simulated or point in self.evaluator.problems
 
     def _may_win(self, point: JointPoint) -> bool:
-        """True if a point may fit and be faster than the best, by its estimate and bounds."""
+        """True if a point may fit and be the fastest, by its estimate and bounds."""
         key = point
         if key not in self.estimates:
             try:

@@ -91,9 +91,9 @@ def _type_text(value: SSAValue) -> str:
 class CostModel:
     """Prices the ops that one rank of `mesh` runs (a local program) on a cluster.
 
-    Each distinct op (name and types) is priced once, then looked up. cut_by: the mesh that the
-    program was partitioned for, if `mesh` has fewer devices. Raises ClusterError if `mesh` has
-    more devices than the cluster.
+    Each distinct op (name and types) is priced once, then looked up. cut_by: the mesh for which the
+    program was partitioned, if `mesh` has fewer devices. Raises ClusterError if `mesh` has more
+    devices than the cluster.
     """
 
     cluster: Cluster
@@ -166,7 +166,7 @@ class CostModel:
         return 1.0
 
     def _merging_s(self, op: Operation, device: DeviceType) -> float:
-        """Seconds to merge the partial results of an attention that is computed in pieces."""
+        """Seconds to merge an attention's partial results, where it is computed in parts."""
         if not is_positional(op):
             return 0.0
         pieces = num_pieces(op, self.cut_by or self.mesh)
@@ -262,7 +262,7 @@ def _flops(op: Operation) -> int:
 
 
 WIDEST_BYTES = 16
-"""Bytes of the widest load of a device: rows that are a multiple of it are always aligned."""
+"""Bytes of a device's widest load; rows whose bytes are a multiple of it are always aligned."""
 
 
 def _alignment(op: Operation) -> int:
@@ -280,8 +280,8 @@ def _alignment(op: Operation) -> int:
 
 
 def _row(value: SSAValue) -> int:
-    """Number of elements in a row of a matrix as it lies in memory: before a transpose, if any.
-    Dims that a view merges count as one row."""
+    """Number of elements in a row of a matrix in memory, which is before a transpose, if any. Dims
+    that a view merges count as one row."""
     row = shape_of(value)[-1]
     while isinstance(value.owner, Operation) and spec_of(value.owner).is_layout:
         if copies(value.owner):

@@ -87,7 +87,7 @@ class PlanPasses:
 
     @property
     def own_last(self) -> tuple[ModulePass, ...]:
-        """Finishing passes that a user added."""
+        """Passes in the finishing group that the user added to the plan."""
         return tuple(each for each in self.finishing if each.name not in FINISHING)
 
     def _first(self, names: Collection[str]) -> int:
@@ -119,7 +119,7 @@ def passes_after(plan: Plan, names: Collection[str] = ()) -> list[ModulePass]:
 
 
 def chosen_by(plan: Plan) -> set[str]:
-    """Names of passes that carry out the plan's own choices, so that their notes matter."""
+    """Names of passes that carry out explicit choices of the plan; their notes are shown."""
     names = {"split-projections", "split-attention", *RECOMPUTATION} - {"cut-stages"}
     # The functions of a pipeline are ordered one by one, and some may well send nothing.
     if plan.schedule not in ("", DEFAULT_SCHEDULE) and not plan.is_pipeline:
@@ -167,7 +167,7 @@ def _partitioning(plan: Plan) -> list[ModulePass]:
 
 
 def _options(name: str, plan: Plan) -> dict[str, Any]:
-    """Options of a partitioning pass."""
+    """Options that a partitioning pass gets from the plan."""
     if name == "block-experts" and plan.expert_load != 1:
         return {"load": plan.expert_load}
     # Each rank selects key heads in attention to all keys; of a part of the keys, they are shards.

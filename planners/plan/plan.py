@@ -26,7 +26,7 @@ from shardweave.planners.plan.plan_parts import (
 FORMAT = "shardweave.plan/1"
 
 _UNDONE = ("idle", "whole", "no effect", "no sequence parallelism")
-"""Words that mark notes on requests that the plan does not fulfil."""
+"""Words that mark notes on something that the user asked for and the plan does not do."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Plan:
         return self.pipeline is not None and self.pipeline.schedule == "list"
 
     def on_parts_of(self, mesh: Mesh) -> Plan:
-        """This plan, with each axis split into the parts that `mesh` has of it."""
+        """This plan, in whose mesh each axis is split into the parts that `mesh` has of it."""
         refined = Mesh(**self.mesh).on_parts_of(mesh)
         sizes = {axis.name: axis.size for axis in refined.axes}
         return self if sizes == self.mesh else replace(self, mesh=sizes)

@@ -1,4 +1,4 @@
-"""Components of a plan other than shardings, and strict readers of their JSON."""
+"""Parts of a plan that are not shardings, and strict readers of their JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 from shardweave.ir.suggest import did_you_mean
 
 PAPERS_RECOMPUTE = ("none", "layer", "after-communication")
-"""Recomputation policies that the papers' planners and baselines choose from."""
+"""Recomputation policies from which the planners and baselines of papers choose."""
 
 PRODUCTS = "after-products"
 """The policy of `rematerialize` that keeps the results of products, attention and collectives."""
@@ -45,7 +45,7 @@ to be trained in mixed precision, with 32-bit master copies, because small updat
 bits. `bf16-true` means that there are no master copies."""
 
 SOURCES = ("", "estimated", "simulated", "measured")
-"""Sources of predicted numbers: a closed form, the simulator, or runs."""
+"""Sources of predicted numbers: a formula (estimated), the simulator, or runs (measured)."""
 
 
 class PlanError(ValueError):
@@ -73,7 +73,7 @@ class Pipeline:
 
     @property
     def num_places(self) -> int:
-        """Number of coordinates of the stage axis that the stages occupy, not counting chunks."""
+        """Number of ranks on the stage axis that `shares` lists; without shares, of stages."""
         return sum(map(len, self.shares)) if self.shares else len(self.stages)
 
 

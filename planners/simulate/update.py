@@ -1,8 +1,9 @@
-"""Cost of an optimizer's update after a step: from its own code, as ranks run it.
+"""Cost of an optimizer's update after a step, from its own code, as ranks run it.
 
-Ops element by element run on shards; what needs full values of a matrix runs on its owner, to and
-from which one all-to-all of all matrices goes. An update that decides by values of tensors runs on
-shards op by op, and ranks put sums and norms together (`backends/optimizers`).
+Element-wise ops run on shards. An op that needs full matrices runs on each matrix's owner, one of
+the ranks; one all-to-all brings all matrices there, and another one back. An update whose code
+branches on tensors' values runs op by op on shards, and ranks all-reduce sums and norms
+(`backends/optimizers`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MASTER = torch.float32
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """Shards of a parameter: by rank, its coordinates on the sharding axes, and its elements."""
+    """Placement of a parameter: each rank's coordinates on sharding axes and its elements."""
 
     shards: dict[int, tuple[int, ...]]
     elements: dict[int, int]
@@ -116,7 +117,7 @@ def _class_for(name: str, stored: _Stored) -> str:
 
 
 def _counts(program: Program, precision: str) -> dict[int, Counter[_Stored]]:
-    """For each stage, its distinct parameters, with how many equal ones there are of each."""
+    """For each stage, its distinct parameters, and the number of equal ones of each."""
     counts: dict[int, Counter[_Stored]] = {}
     for stage, slot, ranks in _parameters(program):
         shape, sharding = program.global_shape_of(slot), program.sharding_of_slot(slot)
@@ -168,7 +169,7 @@ def _layout(
 
 @dataclass(frozen=True)
 class _Costs:
-    """Sums of seconds and bytes over the updates of all parameters, by rank."""
+    """Seconds and bytes by rank, summed over the updates of all parameters."""
 
     model: CostModel
     stored: Sequence[_Stored]
@@ -233,7 +234,7 @@ class _Costs:
 
     def _core(self, index: int, core: Core, owner: int | None) -> None:
         """Add the cost of a core and its messages. owner: rank that computes it; None: every rank
-        that holds the parameter. Results that are not sharded go to the ranks of other stages."""
+        with the parameter does. Unsharded results are also sent to the ranks of other stages."""
         layout, parts = self.stored[index].layout, core.parts
         ranks = list(layout.shards)
         for rank in ranks if owner is None else [owner]:

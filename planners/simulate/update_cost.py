@@ -1,4 +1,4 @@
-"""Cost of an optimizer's update, as simulated."""
+"""Simulated cost of an optimizer's update."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shardweave.ir.program.program import Program
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
 
 FOR_THE_REST = "AdamW"
-"""Optimizer class for parameters that are not matrices, if the requested one needs matrices."""
+"""Optimizer class for other parameters, if the requested class only updates matrices."""
 
 
 @dataclass(frozen=True)
 class UpdateCost:
-    """Cost of an optimizer's update; each number is the largest of any rank.
+    """Cost of an optimizer's update; each number is the maximum over ranks.
 
     state_bytes: optimizer state. temporary_bytes: memory during the update alone: full values that
     a rank gathers, temporaries of one parameter's update, and states that the host keeps. states:

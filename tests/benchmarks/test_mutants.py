@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from shardweave.benchmarks.mutants import copy_of, draw, importers, judge, nearest_tests, positions
+from shardweave.benchmarks import reached
+from shardweave.benchmarks.mutants import (
+    copy_of,
+    draw,
+    importers,
+    judge,
+    nearest_tests,
+    positions,
+    record_reached,
+)
 
 SOURCE = '''"""Says nothing."""
 
@@ -71,3 +81,32 @@ def test_fault_is_killed_by_the_test_that_imports_its_file(
     row = judge(root, turned, options)
     assert row.killer.startswith("tests/test_size.py::test_larger")
     assert (root / "ir/larger.py").read_text() == SOURCE
+
+
+def test_tests_that_reach_a_line_are_recorded_and_run_first(repository: Path) -> None:
+    (repository / "tests/test_other.py").write_text("def test_other() -> None:\n    pass\n")
+    benchmarks = repository / "benchmarks"
+    benchmarks.mkdir()
+    shutil.copy2(reached.__file__, benchmarks)
+    root = copy_of(repository, repository / "copy")
+    options = argparse.Namespace(workers=0, timeout_s=60.0, limit_s=60.0)
+    turned = [m for m in draw(root, "ir", 6, seed=0) if m.line == 7][:1]
+    marked = record_reached(root, turned, options)
+    assert marked.tests == {0: {"tests/test_size.py::test_larger"}}
+    assert set(marked.seconds) == {
+        "tests/test_size.py::test_larger",
+        "tests/test_other.py::test_other",
+    }
+    row = judge(root, turned[0], options, sorted(marked.tests[0]), marked.seconds)
+    assert row.killer == "tests/test_size.py::test_larger"
+    assert row.reached == 1
+
+
+def test_marks_stand_before_whole_statements_of_functions(tmp_path: Path) -> None:
+    source = "X = 1\n\n\ndef f(x):\n    if x:\n        return [\n            x]\n    elif X:\n        x = 2\n"
+    (tmp_path / "a.py").write_text(source)
+    reached.mark_lines(tmp_path, [("a.py", 1), ("a.py", 7), ("a.py", 8)])
+    lines = (tmp_path / "a.py").read_text().splitlines()
+    assert lines[4].strip().endswith("hit(2)")
+    assert lines[6].strip().endswith("hit(1)")
+    assert len(lines) == len(source.splitlines()) + 2

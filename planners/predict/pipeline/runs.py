@@ -56,7 +56,7 @@ PHASES = {
 
 @dataclass(eq=False)
 class _Place:
-    """Time and sums so far of the ranks of one coordinate on the stage axis."""
+    """Clock of the ranks at one coordinate of the stage axis, and their sums so far."""
 
     cluster: PlacedCluster
     now_s: float = 0.0
@@ -69,7 +69,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Cost:
-    """Seconds of a run of a function, with the fields of `Simulation`."""
+    """Seconds of one run of a function; fields as in `Simulation`."""
 
     time_s: float
     compute_s: float
@@ -186,8 +186,8 @@ def _read_all(
 def _joined_s(
     program: Program, cluster: Cluster, ranks: Sequence[Sequence[int]]
 ) -> dict[str, float]:
-    """Seconds to all-reduce a stage's sums over its coordinates, for stages at several coordinates,
-    by the first function that reads them."""
+    """Seconds to all-reduce sums of a stage at several coordinates, by first function to read
+    them."""
     functions, inner = functions_of(program), program.needed_mesh().space_axes
     places = StagePlaces.of(program)
     sizes: dict[int, dict[str, int]] = {}
@@ -270,7 +270,7 @@ def _deepened_memory(
 
 
 class _Played:
-    """State of a step's simulation."""
+    """State of a step while its runs are simulated."""
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ class _Played:
         self.events: list[Event] = []
 
     def join(self, run: Run, seconds: float) -> None:
-        """Let all coordinates of a run's stage wait for each other, then for `seconds`."""
+        """Let all coordinates of a run's stage wait for each other, then spend `seconds`."""
         if not seconds:
             return
         stage = self.functions[run.function, run.at].function.stage
@@ -354,7 +354,7 @@ class _Played:
 def _memory(
     states: Mapping[str, float], step: PlaceMemory, update: UpdateCost | None
 ) -> dict[str, float]:
-    """Peak bytes by part, of step or update. Gradients count only as the step allocates them."""
+    """Peak bytes by part, of step or update, whichever is larger; gradients as allocated."""
     parts = {**states, **step.parts, "gradients": float(step.parts.get("gradients", 0))}
     if update is not None:
         behind = {**states, "update": float(update.temporary_bytes)}
@@ -365,7 +365,7 @@ def _memory(
 def _result(
     place: _Place, time_s: float, memory: Mapping[str, float], in_flight: int
 ) -> StageResult:
-    """Summarize the simulation of one coordinate."""
+    """Summarize the simulation of one coordinate as a StageResult."""
     devices = place.cluster.device_types(place.cluster.num_devices)
     return StageResult(
         compute_s=place.compute_s,
