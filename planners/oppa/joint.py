@@ -1,4 +1,4 @@
-"""The joint space of `auto` as configurations, which `oppa` searches."""
+"""The search space of `auto`, as configurations that `oppa` searches."""
 
 from __future__ import annotations
 
