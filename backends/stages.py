@@ -146,7 +146,7 @@ class StagedStep(ABC, Generic[V]):
 
     @abstractmethod
     def scalar(self, number: int, dtype: torch.dtype) -> V:
-        """Make the number of a micro-batch a value."""
+        """Return the number of a micro-batch as a scalar value of `dtype`."""
 
     @abstractmethod
     def taken(self, value: V, cut: Cut, number: int) -> V:

@@ -64,7 +64,7 @@ class DistributedBackend(Backend):
         if program.is_local and own is not None and own.device_axes != mesh.device_axes:
             raise ValueError(
                 f"the program is for mesh {program.mesh}, but the runtime has mesh {mesh}; use "
-                "the same."
+                "one mesh for both."
             )
         if not program.is_local and mesh.num_devices > 1:
             raise ValueError(

@@ -100,7 +100,7 @@ class Runtime:
         else:
             _check_world(self.mesh, self.processes)
             watchdog.start()
-            require_same("the mesh", str(self.mesh), "give every rank the same one")
+            require_same("the mesh", str(self.mesh), "give every rank the same mesh")
             self.rank = dist.get_rank()
             self.device = torch.device(device or _default_device())
             self.device_mesh = self._device_mesh()

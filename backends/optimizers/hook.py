@@ -50,7 +50,7 @@ _RUNNING: list[_Running] = []
 """The step that is running, if any; at most one."""
 
 _KNOWN: WeakKeyDictionary[Optimizer, tuple[Any, Reads]] = WeakKeyDictionary()
-"""The settings that the reads of an optimizer's last step depend on, and these reads."""
+"""By optimizer: the reads of its last step, and the settings on which they depend."""
 
 
 def watch(mesh: DeviceMesh) -> DeviceMesh:
@@ -168,7 +168,7 @@ def _reads(
     *,
     has_closure: bool,
 ) -> Reads:
-    """Find the reads of the next step; cached for torch's own optimizers while settings stay."""
+    """Find the tensors that each update of the next step reads; cached for torch's optimizers."""
     sharded = frozenset(i for i, p in enumerate(parameters) if isinstance(p, DTensor))
     is_known = is_torchs(optimizer)
     if has_closure and not is_known:
@@ -213,8 +213,8 @@ def _note(optimizer: Optimizer) -> None:
     """Warn once, on rank 0, if an optimizer's step has gathered full values."""
     if GATHERED and optimizer not in _NOTED and dist.get_rank() == 0:
         warn(
-            f"{type(optimizer).__name__} reads full values of parameters, which each rank gathers "
-            f"in every step, for {', '.join(dict.fromkeys(GATHERED))}.",
+            f"every step of {type(optimizer).__name__} gathers full tensors on each rank, since it "
+            f"calls {', '.join(dict.fromkeys(GATHERED))}, which cannot run on shards.",
             OptimizerNote,
         )
     if GATHERED:

@@ -158,7 +158,7 @@ def _is_of_infinity(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _largest(given: DTensor | Sequence[DTensor]) -> Any:
-    """Return the infinity norm of each tensor; NaN if it has one (torch loses it). Collective."""
+    """Return each tensor's infinity norm; NaN if it has a NaN (torch loses it). Collective."""
     tensors = [given] if isinstance(given, DTensor) else given
     parts = [local_part(tensor) for tensor in tensors]
     own = [part.abs().amax() if part.numel() else part.new_zeros(()) for part in parts]

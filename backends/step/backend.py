@@ -33,8 +33,9 @@ class Runner(ABC):
         `given` after their last use."""
 
     def in_order(self, given: dict[Key, Tensor], results: dict[Key, Tensor]) -> Iterator[None]:
-        """Run the program up to the next gradient that is complete, again and again, and put each
-        result into `results`; the caller may remove it there. Else as `__call__`."""
+        """Run the program, and yield each time that the next gradient of `order` is complete.
+        Results are put into `results`, from which the caller may remove them. Otherwise as
+        `__call__`."""
         results.update(self(given))
         yield
 

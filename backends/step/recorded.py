@@ -33,12 +33,12 @@ Calls = Any
 
 TWICE = (
     "Trying to backward through the graph of a step's call a second time; what it kept was freed "
-    "after the first. Call backward(retain_graph=True) before."
+    "after the first. Call backward(retain_graph=True) the first time."
 )
 
 UNSYNCED = (
-    "create_graph=True: gradients of calls under no_sync() are waiting for their sums; take the "
-    "gradients that are differentiated again outside of no_sync(), before these."
+    "create_graph=True: gradients of calls under no_sync() are not reduced over ranks yet; take "
+    "gradients with create_graph=True before the calls under no_sync()."
 )
 
 HOOKS_NOTE = (
@@ -100,12 +100,12 @@ class Recorded:
             self._parameters = list(compress(self._parameters, call.trained))
             self._keys = list(compress(self._keys, call.trained))
         self._ends = [len(self._parameters)]
-        """Numbers of parameters whose gradients have arrived after each node of the chain."""
+        """For each node of the chain, the number of parameters whose gradients exist after it."""
         if hooked := step.gradients.hooked():
             self._follow_order({("grad", name) for name in hooked})
         self._names: list[str] = []
         self._kept_too: Mapping[int, Any] = {}
-        """Memory of what a retained graph keeps, which gradients must not share."""
+        """Storages that a retained graph keeps; returned gradients must not share them."""
         self._run: _Run | None = None
         self._given: list[Tensor | None] | None = None
         self._watched: list[Tensor] = []

@@ -360,7 +360,8 @@ def _give_decoder_a_start(config: PreTrainedConfig) -> None:
 
 
 def _choose_causal_loss(module: Any, dtype: torch.dtype) -> list[str]:
-    """Name the loss that Hugging Face would fall back on, or replace it where it loses float64."""
+    """Set `loss_type` if it is missing, since Hugging Face would warn; replace a float64 model's
+    causal loss by ours, since theirs rounds logits to float32. Returns notes."""
     from transformers.loss.loss_utils import LOSS_MAPPING
 
     if getattr(module, "loss_type", None) is None:

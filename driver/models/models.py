@@ -92,7 +92,7 @@ def example_to_trace(spec: str, *, dtype: torch.dtype = torch.float32, seed: int
 
 
 def announce(spec: str, dtype: torch.dtype) -> None:
-    """Say on standard error how large a model is that takes long to make. ValueError as
+    """Print the size of a model that takes long to make, on standard error. ValueError as
     `size_of`."""
     size = size_of(spec, dtype)
     if size is not None and size.parameters >= LARGE:
@@ -175,7 +175,8 @@ def _family_example(name: str, text: str, dtype: torch.dtype) -> Example:
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Make tensors of `dtype` at once: converting a module later fails on fake tensors."""
+    """Context in which new tensors have `dtype`: converting a module later fails on fake
+    tensors."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -1,8 +1,8 @@
 """One process per rank on this machine, all stopped as soon as one fails.
 
-The processes get the environment variables that torchrun would give them, and a folder of
-their own: the file through which they find each other (no port that another program could
-take), the output of every rank but the first, and what a rank that fails has to say.
+The processes get the environment variables that torchrun would give them, and a folder of their
+own: the file through which they find each other (no port that another program could take), the
+output of every rank but the first, and the error of a rank that failed.
 """
 
 from __future__ import annotations
@@ -259,8 +259,8 @@ def _likely_cause(code: int | None) -> str:
     if code != -_SIGKILL:
         return ""
     return (
-        " Linux kills so where memory is out: if nobody else did, run fewer processes here, or a "
-        "smaller model."
+        " Linux kills processes so when memory runs out: run fewer processes here, or a smaller "
+        "model."
     )
 
 
@@ -284,7 +284,7 @@ def _last_lines(text: str) -> str:
 
 
 def stop_processes(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
-    """End what still runs: ask first, then kill."""
+    """Terminate the processes that still run; kill those that have not ended after `grace_s`."""
     for process in processes:
         if process.poll() is None:
             process.terminate()

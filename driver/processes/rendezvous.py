@@ -52,10 +52,10 @@ class Start:
     def absence(self, missing: Iterable[int]) -> str:
         """Message that names the ranks that did not join, and what to check."""
         return (
-            f"{ranks_text(missing)} of {self.size} did not come to {self.where} within "
+            f"{ranks_text(missing)} of {self.size} did not join at {self.where} within "
             f"{self.timeout_s:.0f} s (timeout=.., or {watchdog.TIMEOUT}). Check that each process "
-            f"was started, with a RANK of its own and WORLD_SIZE={self.size}; that its log ends "
-            "with no other error; and that its machine reaches this address"
+            f"was started, with a RANK of its own and WORLD_SIZE={self.size}; that its log shows "
+            "no other error; and that its machine reaches this address"
         )
 
 

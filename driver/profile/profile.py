@@ -57,10 +57,10 @@ def profile_machine(
     """Measure op and collective times with `num_processes` processes busy at once: on a GPU each,
     where this machine has as many, else on the CPU.
 
-    programs: those (or their files) whose ops are measured as they run, so that their simulation
-    uses exact times: local ones, and of a global one what ranks run of it under the plans that so
-    many processes allow (`profile_pieces`). launcher: a shell command that starts a rank's
-    process, in which `{rank}` is its number, as in `ip netns exec sw{rank} env
+    programs: programs, or their files, whose ops are measured at their exact shapes, so that
+    simulating them uses these times; a global program is first partitioned in each way that
+    `num_processes` devices allow (`profiled_programs`). launcher: a shell command that starts a
+    rank's process, in which `{rank}` is its number, as in `ip netns exec sw{rank} env
     GLOO_SOCKET_IFNAME=eth0`. per_node: how many processes make a node of the cluster; by default
     one with a launcher, else all.
 

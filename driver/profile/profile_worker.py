@@ -48,10 +48,10 @@ import os, sys
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 while os.getppid() == int(sys.argv[1]): pass
 """
-"""Also ends when the process that started it does, however that ends."""
+"""Code of an idle-priority process that keeps a core awake until its parent has ended."""
 
 NETWORK_NICE = -5
-"""Three times the share of a core that the main thread has."""
+"""Niceness of gloo's threads: they get three times the main thread's share of a core."""
 
 
 def measure_and_report() -> int:

@@ -153,5 +153,5 @@ def _caption(picture: Picture, shown: Sequence[int], num_rows: int, num_columns:
 
 
 def rank_ranges(ranks: Sequence[int]) -> str:
-    """`0-3,8` of 0, 1, 2, 3, 8."""
+    """Format sorted ranks as ranges: `0-3,8` of 0, 1, 2, 3, 8."""
     return ",".join(ranges_of(ranks))

@@ -109,7 +109,7 @@ class CompiledPrograms:
         self._settings = Settings(request.model, request.loss)
         kept, now = [(call, first)] if kept is None else kept, self._settings.now()
         self._kept = OrderedDict((of.key, [_Kept(of, bound, now)]) for of, bound in kept)
-        """By key of a call, its programs: the last is for the settings that it had last."""
+        """By key of a call, its programs, one per setting of the model; the last was used last."""
         self._dropped: set[Any] = set()
         self._first_call = call
         self._ahead = {self._shape_key(call)}
@@ -305,7 +305,7 @@ class CompiledPrograms:
                 "since the example given to sw.compile does not use it. Give sw.compile an "
                 "example that uses every parameter."
             )
-        assert not wrong, f"{wrong[0]} is not read in the shards in which it is stored"
+        assert not wrong, f"{wrong[0]} is read in another sharding than it is stored in"
         if world.rank() == 0:
             took_s = time.perf_counter() - start_s
             say(f"shardweave: compiled a program for {call.mode} in {took_s:.1f} s: {why}")
@@ -397,7 +397,7 @@ def difference(before: StepCall, call: StepCall) -> str:
     if before.mode != call.mode or before.modes != call.modes:
         return f"the first call in this mode with {call.shapes_text}"
     if before.tangents != call.tangents:
-        return "gradients of other outputs come in"
+        return "backward() got gradients of other outputs"
     return "other parameters or inputs require gradients"
 
 

@@ -200,8 +200,9 @@ class _Reader:
                 f"{where}: there is no dtype '{unknown}'; {did_you_mean(unknown, DTYPES)}write "
                 f"some of {', '.join(DTYPES)}."
             )
-        if not device.flops:
-            raise ClusterError(f"{where}: no peak FLOP/s is given; write {WHAT_TO_WRITE['flops']}.")
+        if not device.flops or not all(device.flops.values()):
+            hint = WHAT_TO_WRITE["flops"]
+            raise ClusterError(f"{where}: a peak FLOP/s above 0 is needed; write {hint}.")
 
     def check_node(self, cluster: Cluster, node: NodeType, where: str) -> None:
         if node.device not in cluster.devices:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from shardweave.planners.cost.quantity import gib
@@ -46,6 +46,10 @@ class DegreeOption:
     runtime_bytes: int = 0
     sync_s: float = 0.0
 
+    def in_step(self, kept: int, micro_batches: int) -> DegreeOption:
+        """The option of one of a step's micro-batches, of which the device keeps `kept` at once."""
+        return replace(self, kept_bytes=kept * self.kept_bytes, sync_s=self.sync_s / micro_batches)
+
 
 @dataclass(frozen=True)
 class ChainBlock:
@@ -62,10 +66,20 @@ class Chain:
     gather_s[i][a][b]: seconds of the all-gather between block i at its choice a and block i + 1 at
     its choice b, in the forward pass if the degree grows, in the backward pass if it shrinks (the
     other direction takes a slice, which is free); not read if the degrees are equal.
+    starts: index of the first block of each pipeline stage; costs are then of one micro-batch, but
+    kept_bytes of all that a stage keeps at once. A change of degree between stages costs nothing.
     """
 
     blocks: tuple[ChainBlock, ...]
     gather_s: tuple[Matrix, ...]
+    starts: tuple[int, ...] = (0,)
+    micro_batches: int = 1
+
+    @property
+    def stages(self) -> list[Chain]:
+        """A chain for each stage."""
+        spans = pairwise((*self.starts, len(self.blocks)))
+        return [Chain(self.blocks[a:b], self.gather_s[a : b - 1]) for a, b in spans]
 
     def degrees(self, path: Sequence[int]) -> tuple[int, ...]:
         """Degrees of a path (for each block, the index of its option)."""
@@ -77,13 +91,18 @@ class Chain:
         return tuple([c.degree for c in block.choices].index(degree) for block, degree in pairs)
 
     def memory_parts(self, path: Sequence[int]) -> tuple[int, int, int]:
-        """The left side of (6), in bytes, for each of `MEMORY_PARTS`."""
+        """The left side of (6), in bytes, for each of `MEMORY_PARTS`, in the fullest stage."""
         chosen = [b.choices[a] for b, a in zip(self.blocks, path, strict=True)]
-        return (
-            sum(choice.state_bytes for choice in chosen),
-            sum(choice.kept_bytes for choice in chosen),
-            chosen[-1].runtime_bytes,
+        stages = (chosen[a:b] for a, b in pairwise((*self.starts, len(chosen))))
+        parts = (
+            (
+                sum(choice.state_bytes for choice in stage),
+                sum(choice.kept_bytes for choice in stage),
+                stage[-1].runtime_bytes,
+            )
+            for stage in stages
         )
+        return max(parts, key=sum)
 
 
 @dataclass(frozen=True)
@@ -91,20 +110,28 @@ class ChainCosts:
     """A chain with additive costs, the input of every solver.
 
     The time of a path a_0 .. a_k is sum_i unary_s[i][a_i] + sum_i edge_s[i][a_i][a_i+1], and its
-    memory is sum_i memory_bytes[i][a_i].
+    memory is sum_i memory_bytes[i][a_i]. With stages these are a stage's, as in `Chain`; the whole
+    path then takes what 1F1B takes, the sum of the stages and the slowest once for each further
+    micro-batch, and the memory of the stage that needs most.
     """
 
     unary_s: tuple[tuple[float, ...], ...]
     edge_s: tuple[Matrix, ...]
     memory_bytes: tuple[tuple[int, ...], ...]
+    starts: tuple[int, ...] = (0,)
+    micro_batches: int = 1
 
     def time_s(self, path: Sequence[int]) -> float:
-        nodes = sum(row[a] for row, a in zip(self.unary_s, path, strict=True))
-        steps = zip(self.edge_s, pairwise(path), strict=True)
-        return nodes + sum(matrix[a][b] for matrix, (a, b) in steps)
+        nodes = [row[a] for row, a in zip(self.unary_s, path, strict=True)]
+        pairs = zip(self.edge_s, pairwise(path), strict=True)
+        steps = [0.0, *(matrix[a][b] for matrix, (a, b) in pairs)]
+        spans = pairwise((*self.starts, len(nodes)))
+        stages = [sum(nodes[a:b]) + sum(steps[a:b]) for a, b in spans]
+        return sum(stages) + (self.micro_batches - 1) * max(stages)
 
     def memory(self, path: Sequence[int]) -> int:
-        return sum(row[a] for row, a in zip(self.memory_bytes, path, strict=True))
+        sizes = [row[a] for row, a in zip(self.memory_bytes, path, strict=True)]
+        return max(sum(sizes[a:b]) for a, b in pairwise((*self.starts, len(sizes))))
 
 
 def linearise(chain: Chain) -> ChainCosts:
@@ -131,16 +158,24 @@ def chain_costs_of(
     unary: Sequence[Sequence[float]],
     edge_s: Callable[[DegreeOption, DegreeOption, float], float],
 ) -> ChainCosts:
-    """Build `ChainCosts`. edge_s: seconds that depend on two neighbours' options."""
+    """Build `ChainCosts`. edge_s: seconds that depend on two neighbours' options; neighbours in
+    different stages have none."""
     edges: list[Matrix] = []
-    for (before, after), gather in zip(pairwise(chain.blocks), chain.gather_s, strict=True):
+    pairs = zip(pairwise(chain.blocks), chain.gather_s, strict=True)
+    for number, ((before, after), gather) in enumerate(pairs, start=1):
+        is_border = number in chain.starts
         edges.append(
             tuple(
-                tuple(edge_s(left, right, gather[a][b]) for b, right in enumerate(after.choices))
+                tuple(
+                    0.0 if is_border else edge_s(left, right, gather[a][b])
+                    for b, right in enumerate(after.choices)
+                )
                 for a, left in enumerate(before.choices)
             )
         )
-    return ChainCosts(tuple(map(tuple, unary)), tuple(edges), _memory(chain))
+    return ChainCosts(
+        tuple(map(tuple, unary)), tuple(edges), _memory(chain), chain.starts, chain.micro_batches
+    )
 
 
 def _unary(chain: Chain) -> list[list[float]]:
@@ -148,11 +183,11 @@ def _unary(chain: Chain) -> list[list[float]]:
     unary = [
         [choice.sync_s + _alone_s(choice) for choice in block.choices] for block in chain.blocks
     ]
-    first, last = chain.blocks[0].choices, chain.blocks[-1].choices
-    for a, choice in enumerate(first):
-        unary[0][a] += choice.forward.compute_s[0] + choice.backward.communication_s[1]
-    for a, choice in enumerate(last):
-        unary[-1][a] += choice.forward.communication_s[1] + choice.backward.compute_s[0]
+    for first, end in pairwise((*chain.starts, len(chain.blocks))):
+        for a, choice in enumerate(chain.blocks[first].choices):
+            unary[first][a] += choice.forward.compute_s[0] + choice.backward.communication_s[1]
+        for a, choice in enumerate(chain.blocks[end - 1].choices):
+            unary[end - 1][a] += choice.forward.communication_s[1] + choice.backward.compute_s[0]
     return unary
 
 
@@ -182,8 +217,9 @@ def _change_s(left: DegreeOption, right: DegreeOption, gather_s: float) -> float
 
 def _memory(chain: Chain) -> tuple[tuple[int, ...], ...]:
     rows = [[c.state_bytes + c.kept_bytes for c in block.choices] for block in chain.blocks]
-    for a, choice in enumerate(chain.blocks[-1].choices):
-        rows[-1][a] += choice.runtime_bytes
+    for end in (*chain.starts[1:], len(rows)):
+        for a, choice in enumerate(chain.blocks[end - 1].choices):
+            rows[end - 1][a] += choice.runtime_bytes
     return tuple(map(tuple, rows))
 
 

@@ -48,7 +48,8 @@ def solve_chain(
     """Find the degrees of least time whose memory is at most `budget_bytes`.
 
     Objective: `costs`, by default (3) + (4) in seconds, subject to (6). Exact. Raises PlanError,
-    with the smallest shortfall in GiB, if nothing fits.
+    with the smallest shortfall in GiB, if nothing fits. Stages are solved one by one: a step by
+    1F1B takes longer the longer any stage takes.
 
     A label is the (time, memory) of a way to reach a choice of a block. A label is dropped if
     another beats it in both, or if by a Lagrangian bound it cannot end below the best path known to
@@ -57,6 +58,10 @@ def solve_chain(
     where all memories differ.
     """
     costs = costs or linearise(chain)
+    if len(chain.starts) > 1:
+        parts = [solve_chain(stage, budget_bytes).path for stage in chain.stages]
+        path = tuple(choice for part in parts for choice in part)
+        return Solution(path, chain.degrees(path), costs.time_s(path), costs.memory(path))
     lightest = tuple(row.index(min(row)) for row in costs.memory_bytes)
     if costs.memory(lightest) > budget_bytes:
         raise no_fit(chain, lightest, budget_bytes)

@@ -9,6 +9,7 @@ from math import prod
 
 from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.dialects.annotations import layer_of
 from shardweave.ir.dialects.types import (
     AnyTensor,
     dtype_of_type,
@@ -22,6 +23,7 @@ from shardweave.ir.program.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
+from shardweave.planners.lowering.stages.cut_stages import stages_of_layers
 from shardweave.planners.oases.blocks import ProgramBlock, read_blocks
 from shardweave.planners.oases.chain import Chain, ChainBlock, DegreeOption, Matrix, PassTimes
 from shardweave.planners.oases.degree import Axes, DegreeSpace, batch_size
@@ -70,11 +72,17 @@ def chain_of_program(
     space = DegreeSpace(axes, tuple(blocks), tuple(cuts), handed)
     prices = {degree: price(program, space, degree, cluster) for degree in handed}
     owners = _owners(program, blocks)
+    stages = _stages(program, blocks, axes)
+    micro_batches = axes.pipeline.micro_batches if axes.pipeline else 1
+    # Of 1F1B, the first stage keeps a micro-batch for each stage.
+    kept = [min(micro_batches, 1 + stages[-1] - stage) for stage in stages]
     chosen = tuple(
         ChainBlock(
             block.name,
             tuple(
-                _option(space, number, degree, prices[degree], owners[number], options)
+                _option(space, number, degree, prices[degree], owners[number], options).in_step(
+                    kept[number], micro_batches
+                )
                 for degree in sorted(set(cuts[number]) & set(prices))
             ),
         )
@@ -85,7 +93,16 @@ def chain_of_program(
         _gathers(space, block.enters[0], before, after, costs)
         for block, (before, after) in zip(blocks[1:], pairwise(chosen), strict=True)
     )
-    return ProgramChain(Chain(chosen, gathers), space, prices)
+    starts = tuple(stages.index(stage) for stage in sorted(set(stages)))
+    return ProgramChain(Chain(chosen, gathers, starts, micro_batches), space, prices)
+
+
+def _stages(program: Program, blocks: Sequence[ProgramBlock], axes: Axes) -> list[int]:
+    """The pipeline stage of each block: that of its first pair."""
+    if axes.pipeline is None:
+        return [0] * len(blocks)
+    stage_of = stages_of_layers(program, axes.pipeline.stages)
+    return [stage_of[layer_of(block.pairs[0].columns[0])] for block in blocks]
 
 
 def _cuts(

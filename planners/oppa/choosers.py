@@ -54,6 +54,14 @@ class History:
         tried = set(self.rows)
         return [row for row in range(len(self.table.configurations)) if row not in tried]
 
+    @property
+    def open_by_degrees(self) -> dict[tuple[int, ...], list[int]]:
+        """Rows that were not tried, by the degrees of their configurations."""
+        rows: dict[tuple[int, ...], list[int]] = {}
+        for row in self.open_rows:
+            rows.setdefault(self.table.configurations[row].degrees, []).append(row)
+        return rows
+
     def fits(self, record: Record) -> bool:
         """True if a trial ran, within the memory."""
         peak, limit = record.outcome.peak_bytes, self.memory_bytes
@@ -128,14 +136,16 @@ class Chooser(Protocol):
 
 def first_choice(history: History, rng: np.random.Generator) -> Suggestion:
     """Pick a random row among those whose degrees were tried least, to try all of them soon."""
-    counts: dict[tuple[int, ...], list[int]] = {}
-    for row in history.open_rows:
-        counts.setdefault(history.table.configurations[row].degrees, []).append(row)
+    by_degrees = history.open_by_degrees
     tried = Counter[tuple[int, ...]](r.configuration.degrees for r in history.records)
-    fewest = min(tried[degrees] for degrees in counts)
-    degrees = [d for d in counts if tried[d] == fewest]
-    chosen = degrees[int(rng.integers(len(degrees)))]
-    return Suggestion(int(rng.choice(counts[chosen])), "random: one of the first")
+    fewest = min(tried[degrees] for degrees in by_degrees)
+    least = [rows for degrees, rows in by_degrees.items() if tried[degrees] == fewest]
+    return Suggestion(_drawn(least, rng), "random: one of the first")
+
+
+def _drawn(groups: Sequence[Sequence[int]], rng: np.random.Generator) -> int:
+    """Draw a row of a group, where all groups are as likely (D.5)."""
+    return int(rng.choice(groups[int(rng.integers(len(groups)))]))
 
 
 def random_instead(history: History, first: int, rng: np.random.Generator) -> Suggestion | None:
@@ -145,7 +155,7 @@ def random_instead(history: History, first: int, rng: np.random.Generator) -> Su
         return first_choice(history, rng)
     last = [record.outcome.status for record in history.records[-STREAK:]]
     if len(last) == STREAK and set(last) == {"out_of_memory"}:
-        row = int(rng.choice(history.open_rows))
+        row = _drawn([*history.open_by_degrees.values()], rng)
         return Suggestion(row, f"random: the last {STREAK} ran out of memory")
     return None
 
@@ -183,7 +193,8 @@ class BayesianChooser:
         best = np.log(max(kept, default=1e-9) / history.scale)
         gain = constrained_improvement(throughput, memory, best, 1.0)
         if not gain.any():
-            return Suggestion(int(rng.choice(rows)), "random: no gain is expected anywhere")
+            row = _drawn([*history.open_by_degrees.values()], rng)
+            return Suggestion(row, "random: no gain is expected anywhere")
         index = int(np.argmax(gain))
         return Suggestion(rows[index], _expectation(history, throughput, memory, index))
 

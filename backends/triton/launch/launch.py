@@ -111,7 +111,7 @@ class FusedCall:
         space = self.region.space
         text = f"Triton, {space.family}, {space.rows} x {space.columns}: {names}"
         if is_sum_in_memory(self.op):
-            return f"{text}; joined with results in parts"
+            return f"{text}; joined with other partial results"
         for kernel, config in self.kernels:
             text += f"; {kernel.name} " + ("is slower than ATen" if config == ATEN else f"{config}")
         for failure in self.failures:

@@ -36,8 +36,8 @@ def add_parser(commands: Commands) -> None:
     add_flag(
         command,
         "--prove",
-        "prove, without running it, that what each pass gives computes what the captured program "
-        "does",
+        "prove, without running it, that the program after each pass computes what the captured "
+        "one does",
     )
 
 

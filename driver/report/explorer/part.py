@@ -228,7 +228,7 @@ class FunctionPart:
         return uses
 
     def _away(self) -> dict[str, list[int]]:
-        """References to operands on the page that are made in layers without rows, by name."""
+        """Map operands of rows whose producers have no rows, by name, to references to these."""
         away: dict[str, list[int]] = {}
         for op, seat in self.seats.items():
             if seat.layer:
