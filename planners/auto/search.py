@@ -340,7 +340,7 @@ class JointSearch:
 
     def _recompute_less(self) -> None:
         """Bisect the fewest recomputed layers per stage that fit, for the fastest points that
-        recompute, while there is time. Assumes that more layers take longer and fit too. These few
+        recompute, while there is time. Assumes that more layers take longer, and fit if fewer do. These few
         simulations may exceed the allowed number."""
         again = [p for p, predicted in self.seen if predicted.fits and p.recompute != "none"]
         for point in again[:STARTS]:

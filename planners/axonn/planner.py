@@ -143,13 +143,14 @@ def model_of(program: Program, workload: Workload, precision: str = "") -> Model
 
 
 def axonn_layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[LinearLayer]:
-    """Convert a program's linear maps to AxoNN's layers, in order, given its pairs' cuts.
+    """Convert a program's linear maps to AxoNN's layers, in order. pairs: shardings over x, by
+    weight.
 
-    Maps that x cuts along their outputs begin a pair of column- and row-parallel maps
-    (`planners.structure.structure`); maps that x cuts along their inputs end it and are the
-    transposed layers. So y cuts the stream that pairs read from and add to, and x cuts values
+    Maps that x shards along their outputs begin a pair of column- and row-parallel maps
+    (`planners.structure.structure`); maps that x shards along their inputs end it and are the
+    transposed layers. So y shards the residual stream that pairs read from and add to, and x values
     inside a pair, which is AxoNN's alternation wherever layers follow each other. A map in no pair
-    is a layer of its own: y cuts its inputs, and x leaves it whole.
+    is a layer of its own: y shards its inputs, and x does not shard it.
     """
     layers: list[LinearLayer] = []
     blocks = blocks_of(program)

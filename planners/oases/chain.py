@@ -34,8 +34,9 @@ class DegreeOption:
 
     backward: its compute includes recomputation. state_bytes (m_s): parameters, gradients and
     optimizer state; kept_bytes (m_t): activations kept for the backward pass; runtime_bytes (m_r):
-    the workspace while the block runs, of which (6) counts only the last block's. sync_s: seconds
-    to reduce the block's gradients among devices with the same shards, which overlaps nothing.
+    the workspace while the block runs, which (6) counts for a stage's last block only. sync_s:
+    seconds to reduce the block's gradients among devices with the same shards, which overlaps
+    nothing.
     """
 
     degree: int
@@ -47,7 +48,8 @@ class DegreeOption:
     sync_s: float = 0.0
 
     def in_step(self, kept: int, micro_batches: int) -> DegreeOption:
-        """The option of one of a step's micro-batches, of which the device keeps `kept` at once."""
+        """The option for one of a step's micro-batches, of which the device keeps `kept` at
+        once."""
         return replace(self, kept_bytes=kept * self.kept_bytes, sync_s=self.sync_s / micro_batches)
 
 
@@ -77,7 +79,7 @@ class Chain:
 
     @property
     def stages(self) -> list[Chain]:
-        """A chain for each stage."""
+        """A chain for each pipeline stage."""
         spans = pairwise((*self.starts, len(self.blocks)))
         return [Chain(self.blocks[a:b], self.gather_s[a : b - 1]) for a, b in spans]
 

@@ -30,8 +30,8 @@ from shardweave.planners.plan.replicated import batch_shardings
 from shardweave.planners.predict.predict import predict_plan, with_candidates
 
 REFINED = 16
-"""Assignments of degrees that are simulated: enough to reach a local optimum with few blocks; with
-many, the best ones by the chain."""
+"""Default number of simulated assignments of degrees: enough to reach a local optimum with few
+blocks; with many, the chain model's best ones."""
 
 TOP = 4
 """Number of the chain model's best paths that are simulated before single blocks are changed, in

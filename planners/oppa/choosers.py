@@ -56,7 +56,7 @@ class History:
 
     @property
     def open_by_degrees(self) -> dict[tuple[int, ...], list[int]]:
-        """Rows that were not tried, by the degrees of their configurations."""
+        """Untried rows, grouped by the degrees of their configurations."""
         rows: dict[tuple[int, ...], list[int]] = {}
         for row in self.open_rows:
             rows.setdefault(self.table.configurations[row].degrees, []).append(row)
@@ -144,13 +144,13 @@ def first_choice(history: History, rng: np.random.Generator) -> Suggestion:
 
 
 def _drawn(groups: Sequence[Sequence[int]], rng: np.random.Generator) -> int:
-    """Draw a row of a group, where all groups are as likely (D.5)."""
+    """Draw one of the groups, all equally likely, then one of its rows (D.5)."""
     return int(rng.choice(groups[int(rng.integers(len(groups)))]))
 
 
 def random_instead(history: History, first: int, rng: np.random.Generator) -> Suggestion | None:
-    """Pick a random row: at first, if none ran, and after `STREAK` out-of-memory trials; else
-    None."""
+    """Pick a random row for the first trials, while none has run, and after `STREAK` trials that
+    ran out of memory; else None."""
     if len(history.records) < first or history.scale == 0:
         return first_choice(history, rng)
     last = [record.outcome.status for record in history.records[-STREAK:]]

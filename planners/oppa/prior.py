@@ -196,7 +196,7 @@ def first_guess(samples: Samples, formula: Formula) -> dict[str, float]:
 
 
 def predict(table: SpaceTable, formula: Formula, numbers: Mapping[str, float]) -> Floats:
-    """The formula's value of each row."""
+    """The formula's value for each row of the table."""
     values = {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
     return formula(columns_of(table), values).numpy()
 
