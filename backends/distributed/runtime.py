@@ -170,6 +170,14 @@ class Runtime:
             return [here(x) for x in tensors]
         return in_flight.start_all_reduces(tensors, group, op)
 
+    def start_halo(self, x: Tensor, axes: Sequence[str], **halo: Any) -> InFlight:
+        """Start extending shards by their neighbours' indices: `dist.halo`, with its arguments."""
+        return in_flight.start_halo(x, self.group(axes), **halo)
+
+    def start_halo_add(self, x: Tensor, axes: Sequence[str], **halo: Any) -> InFlight:
+        """Start adding to the neighbours' shards: `dist.halo_add`, with its arguments."""
+        return in_flight.start_halo(x, self.group(axes), adds=True, **halo)
+
     def start_fetch_rows(
         self, table: Tensor, numbers: Tensor, routes: Tensor, axes: Sequence[str]
     ) -> InFlight:
@@ -215,6 +223,8 @@ class Runtime:
     reduce_scatter = _waited(start_reduce_scatter)
     all_to_all = _waited(start_all_to_all)
     shift = _waited(start_shift)
+    halo = _waited(start_halo)
+    halo_add = _waited(start_halo_add)
     fetch_rows = _waited(start_fetch_rows)
     add_rows = _waited(start_add_rows)
     to_host = _waited(start_to_host)

@@ -326,4 +326,4 @@ class FuseKernelsPass(PassOnProgram):
         for unit in units:
             _write_region(unit)
         if not units:
-            note("nothing is fused: no two ops that a kernel can compute share data.")
+            note("nothing is fused: no two ops that fit a kernel share data; leave the pass out.")

@@ -308,8 +308,8 @@ class SplitProjectionsPass(PassOnProgram):
     sharding of the fused outputs could not express the padding of each part.
 
     Requires: a global program, before `propagate-shardings`; the map's outputs are only read
-    in these parts. Ensures: numerics unchanged except for the order of sums over the parts. Linear in
-    the ops.
+    in these parts. Ensures: numerics unchanged except for the order of sums over the parts. Linear
+    in the ops.
     """
 
     name = "split-projections"

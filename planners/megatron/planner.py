@@ -30,6 +30,7 @@ from shardweave.planners.lowering.apply_plan import is_layer_output
 from shardweave.planners.megatron.expert_cut import ExpertCut, expert_cut
 from shardweave.planners.megatron.fused_projections import fused_cut
 from shardweave.planners.megatron.sequence_cut import SequenceCut, sequence_cut
+from shardweave.planners.megatron.spatial_cut import cut_images
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_names import sharding_text
 from shardweave.planners.plan.plan_parts import SplitProjection
@@ -38,8 +39,8 @@ from shardweave.planners.plan.zero import DATA_AXIS, REPLICA_AXIS
 from shardweave.planners.structure.linear_maps import Cut, input_embeddings, stored_cut
 from shardweave.planners.structure.structure import parallel_pairs
 
-CONTEXT, EXPERT = "context", "expert"
-"""Default names of the axes over which sequences and experts are sharded."""
+CONTEXT, EXPERT, SPACE = "context", "expert", "space"
+"""Default names of the axes over which sequences, experts and images are sharded."""
 
 
 def plan_megatron(
@@ -52,6 +53,7 @@ def plan_megatron(
     replica: str = REPLICA_AXIS,
     context: str = CONTEXT,
     expert: str = EXPERT,
+    space: str = SPACE,
     sequence_parallel: bool = False,
     attention_parts: int = 1,
     expert_load: float = 1.0,
@@ -68,6 +70,9 @@ def plan_megatron(
     If the mesh has an axis `context`, inputs are sharded along the sequence over it
     (`planners.megatron.sequence_cut`), and so is everything between them and the loss; attention
     gathers keys and values, in `attention_parts` parts whose results it merges (`split-attention`).
+
+    If the mesh has an axis `space`, the height of images is sharded over it
+    (`planners.megatron.spatial_cut`); convolutions and pools read their neighbours' rows.
 
     If the mesh has an axis `expert`, the weights of experts are sharded over it, each expert on one
     device; all other layers treat the axis as a part of `data`. Each device then has tokens of its
@@ -91,10 +96,11 @@ def plan_megatron(
     batch_axes = _batch_axes(program, mesh, (replica, data), expert if experts.parameters else "")
     inputs, notes = batch_shardings(program, mesh, *batch_axes)
     notes += [*idle_data(inputs, mesh, replica, data), *experts.notes]
-    notes += _unused_axes(mesh, replica, data, tensor, context, expert)
+    notes += _unused_axes(mesh, replica, data, tensor, context, expert, space)
     cut = sequence_cut(program, mesh, context, attention_parts)
     inputs = cut.inputs(program, inputs)
-    notes += cut.notes
+    inputs, of_images = cut_images(program, mesh, space, inputs)
+    notes += [*cut.notes, *of_images]
     activations: dict[str, str] = {}
     by_tensor = _TensorCut({}, {}, [])
     if tensor in mesh.names and mesh.size(tensor) > 1:

@@ -312,7 +312,7 @@ def test_axis_that_the_rule_does_not_use_is_noted() -> None:
     assert plan.parameters == {}
     assert plan.notes == (
         "axis 'model' of the mesh is idle: the planner uses 'replica', 'data', 'tensor', "
-        "'context' and 'expert' alone",
+        "'context', 'expert' and 'space' alone",
     )
 
 
