@@ -356,7 +356,7 @@ class Runtime:
     def added_product(
         given: Mapping[tuple[str, str], Tensor], key: tuple[str, str], left: Tensor, right: Tensor
     ) -> Tensor:
-        """As `added`, for a gradient that is the product of two matrices."""
+        """Add the product of two matrices to a gradient, as `added` adds a tensor."""
         into = given.get(key)
         return torch.mm(left, right) if into is None else into.addmm_(left, right)
 

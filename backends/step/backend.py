@@ -134,6 +134,6 @@ class Backend(ABC):
         return {name: pending.gradient for name, pending in gradients.items()}
 
     def is_first(self, axes: Sequence[str]) -> bool:
-        """True if this rank has coordinate 0 on all `axes`, and alone adds a replicated term."""
+        """True if this rank has coordinate 0 on all `axes`: it alone adds a replicated term."""
         del axes
         return True
