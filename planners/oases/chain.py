@@ -112,9 +112,9 @@ class ChainCosts:
     """A chain with additive costs, the input of every solver.
 
     The time of a path a_0 .. a_k is sum_i unary_s[i][a_i] + sum_i edge_s[i][a_i][a_i+1], and its
-    memory is sum_i memory_bytes[i][a_i]. With stages these are a stage's, as in `Chain`; the whole
-    path then takes what 1F1B takes, the sum of the stages and the slowest once for each further
-    micro-batch, and the memory of the stage that needs most.
+    memory is sum_i memory_bytes[i][a_i]. With stages, each has such sums. The path's time is then
+    that of 1F1B, all stages plus the slowest once for each further micro-batch, and its memory is
+    the largest of a stage.
     """
 
     unary_s: tuple[tuple[float, ...], ...]

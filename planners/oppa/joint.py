@@ -48,7 +48,7 @@ class JointPlans:
         return list(self._points)
 
     def plan(self, configuration: Configuration) -> Plan:
-        """Make a configuration's plan. Raises PlanError if the model has too few blocks for its stages."""
+        """Make a configuration's plan. PlanError if the model has too few blocks for its stages."""
         plan = self._maker.plan(self._points[configuration], self.program)
         return replace(plan, planner=self.planner)
 

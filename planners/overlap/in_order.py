@@ -153,8 +153,7 @@ class _InOrder:
                 self._add(op)
 
     def _read_again(self, weights: Weights) -> Iterator[Operation | None]:
-        """Yield a value for each run: the first backward reader of forward's last run, else
-        None."""
+        """Yield, per run, None; for forward's last run, its first reader in the backward pass."""
         for before, after in zip_longest(self.gathers, self.gathers[1:]):
             is_last = after is not None and before.place[1] == "forward" != after.place[1]
             starts = before.starts if is_last else []

@@ -207,7 +207,7 @@ class TrialFile:
         line = (json.dumps(data) + "\n").encode()
         written = os.write(self._descriptor, line)
         if written != len(line):
-            raise OSError(f"wrote only {written} of {len(line)} bytes to '{self.path}'; free space there")
+            raise OSError(f"wrote only {written} of {len(line)} bytes to '{self.path}'; free space")
         os.fsync(self._descriptor)
 
 
