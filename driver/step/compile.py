@@ -188,6 +188,8 @@ def bind(request: Request, call: StepCall, lowered: Lowered, first: BoundProgram
         optimizers=request.optimizers,  # pyright: ignore[reportArgumentType]
         backward=request.backward,
     )
+    if lowered.program.has_host_states:
+        first.backend.keep_states_on_host(model.parameters())
     if request.train is not None:
         model.train(request.train)
     assert isinstance(model, CompiledModule)
