@@ -45,7 +45,7 @@ _ADVICE = "pad inputs to one length on all ranks, as only the number of rows may
 
 def axes_of_rows(mesh: Mesh, cut: Collection[str] = ()) -> tuple[str, ...]:
     """Return the mesh axes along which ranks have different rows: `replica`, `data` and `cut`, and
-    their parts, except `tensor`, `context`, `space` and stages. cut: the axes over which a plan
+    their sub-axes, except `tensor`, `context`, `space` and stages. cut: the axes over which a plan
     shards dim 0 of inputs."""
     chosen = {*BATCH_AXES, *cut}.difference(_SAME_ROWS)
     space = [axis for axis in mesh.device_axes if axis.kind == "space" and axis.size > 1]

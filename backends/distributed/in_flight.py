@@ -111,15 +111,21 @@ def here(x: Tensor) -> InFlight:
     return InFlight(None, lambda: x)
 
 
-def start_copy(x: Tensor, target: torch.device) -> InFlight:
+def start_copy(x: Tensor, target: torch.device, into: Tensor | None = None) -> InFlight:
     """Start a contiguous copy of a tensor between a GPU and pinned host memory, on a stream of its
     own. If neither device is a GPU, the copy is made at once. Torch's allocator keeps pinned memory
-    for the next step."""
+    for the next step. into: a tensor to copy to; None: a new one."""
     gpu = next((place for place in (x.device, target) if place.type == "cuda"), None)
     if gpu is None:
-        return here(x.to(target, copy=True, memory_format=torch.contiguous_format))
+        if into is None:
+            into = x.to(target, copy=True, memory_format=torch.contiguous_format)
+        else:
+            into.copy_(x)
+        return here(into)
     x = x.contiguous()
-    out = torch.empty(x.shape, dtype=x.dtype, device=target, pin_memory=target.type == "cpu")
+    out = into
+    if out is None:
+        out = torch.empty(x.shape, dtype=x.dtype, device=target, pin_memory=target.type == "cpu")
     stream = _copy_stream(gpu)
     stream.wait_stream(torch.cuda.current_stream(gpu))
     with torch.cuda.stream(stream):

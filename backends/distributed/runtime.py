@@ -206,9 +206,9 @@ class Runtime:
         started = KINDS[kind].on_group(x, group, **arguments)
         return started if isinstance(started, InFlight) else here(started)
 
-    def start_to_host(self, x: Tensor) -> InFlight:
-        """Start copying a tensor to the host's memory."""
-        return in_flight.start_copy(x, torch.device("cpu"))
+    def start_to_host(self, x: Tensor, into: Tensor | None = None) -> InFlight:
+        """Start copying a tensor to the host's memory, to `into` or a new tensor."""
+        return in_flight.start_copy(x, torch.device("cpu"), into)
 
     def start_to_device(self, x: Tensor) -> InFlight:
         """Start copying a tensor from the host's memory back to this rank's device."""
@@ -356,7 +356,7 @@ class Runtime:
     def added_product(
         given: Mapping[tuple[str, str], Tensor], key: tuple[str, str], left: Tensor, right: Tensor
     ) -> Tensor:
-        """As `added`, for a gradient that is the product of two matrices."""
+        """Add the product of two matrices to a gradient, as `added` adds a tensor."""
         into = given.get(key)
         return torch.mm(left, right) if into is None else into.addmm_(left, right)
 
