@@ -89,6 +89,10 @@ def oases(given: Results) -> Iterator[Comparison]:
         for cluster, row in by_cluster.items():
             over = baselines["published_figure_5"][f"{name}_vs_Merak"]
             yield span("Figure 5", f"{name}, {cluster}: over Merak", over, row["over_merak"])
+    for row in given["oases_degrees"]["rows"]:
+        if not row["tied"]:
+            what = f"{row['cluster']}, hidden {row['hidden']}: Spearman of the chain model"
+            yield span("Figure 6", what, baselines["published_spearman"], row["spearman"])
     for row in given["oases_planner"]["rows"]:
         paper = row["paper"]
         if paper is not None:
@@ -184,6 +188,7 @@ PAPERS: dict[str, tuple[Callable[[Results], Iterator[Comparison]], dict[str, lis
         {
             "oases_table3": ["oases_table3.py"],
             "oases_baselines": [PLANNERS, "oases-baselines"],
+            "oases_degrees": [PLANNERS, "oases-degrees"],
             "oases_planner": [PLANNERS, "oases"],
         },
     ),

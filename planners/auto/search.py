@@ -340,8 +340,8 @@ class JointSearch:
 
     def _recompute_less(self) -> None:
         """Bisect the fewest recomputed layers per stage that fit, for the fastest points that
-        recompute, while there is time. Assumes that more layers take longer and fit too. These few
-        simulations may exceed the allowed number."""
+        recompute, while there is time. Assumes that more layers take longer, and fit if
+        fewer do. These few simulations may exceed the allowed number."""
         again = [p for p, predicted in self.seen if predicted.fits and p.recompute != "none"]
         for point in again[:STARTS]:
             fewer = self.space.fewer_layers(point)

@@ -1,4 +1,4 @@
-"""Cuts along the sequence: of inputs; propagation shards all values up to the loss alike."""
+"""Sharding along the sequence: of inputs; propagation shards all values up to the loss alike."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _notes_on_unused(axis: str, parts: int) -> tuple[str, ...]:
     if parts == 1:
         return ()
     return (
-        f"attention_parts={parts} has no effect: no axis cuts sequences; give the mesh an axis "
+        f"attention_parts={parts} has no effect: no axis shards sequences; give the mesh an axis "
         f"'{axis}' of size 2 or more, or leave it out",
     )
 

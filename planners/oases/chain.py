@@ -1,8 +1,8 @@
 """Oases' planning problem as data: a chain of blocks, each to get a degree of tensor parallelism.
 
-A block is a sequence of compute that one communication ends (Li et al., arXiv 2305.16121). Two
-sub-batches, 0 and 1, alternate: while one computes, the other's communication is on its way.
-Equations are those of the paper. All times are seconds, all sizes bytes of one device.
+A block is a sequence of compute that ends in one communication (Li et al., arXiv 2305.16121). Two
+sub-batches, 0 and 1, alternate: while one computes, the other communicates. Equation numbers are
+the paper's. All times are in seconds, all sizes in bytes of one device.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ class PassTimes:
 
 @dataclass(frozen=True)
 class DegreeOption:
-    """Cost of a block at one degree p.
+    """Cost of a block at one degree p, with the paper's symbols.
 
-    backward: its compute includes recomputation. state_bytes: m_s, parameters, gradients and
-    optimizer state; kept_bytes: m_t, activations kept for the backward; runtime_bytes: m_r, the
-    workspace while the block runs, which only the last block's counts. sync_s: seconds of reducing
-    the block's gradients among the devices that hold the same shards, which overlaps nothing.
+    backward: its compute includes recomputation. state_bytes (m_s): parameters, gradients and
+    optimizer state; kept_bytes (m_t): activations kept for the backward pass; runtime_bytes (m_r):
+    the workspace while the block runs, which (6) counts for a stage's last block only. sync_s:
+    seconds to reduce the block's gradients among devices with the same shards, which overlaps
+    nothing.
     """
 
     degree: int
@@ -47,7 +48,8 @@ class DegreeOption:
     sync_s: float = 0.0
 
     def in_step(self, kept: int, micro_batches: int) -> DegreeOption:
-        """The option of one of a step's micro-batches, of which the device keeps `kept` at once."""
+        """The option for one of a step's micro-batches, of which the device keeps `kept` at
+        once."""
         return replace(self, kept_bytes=kept * self.kept_bytes, sync_s=self.sync_s / micro_batches)
 
 
@@ -77,7 +79,7 @@ class Chain:
 
     @property
     def stages(self) -> list[Chain]:
-        """A chain for each stage."""
+        """A chain for each pipeline stage."""
         spans = pairwise((*self.starts, len(self.blocks)))
         return [Chain(self.blocks[a:b], self.gather_s[a : b - 1]) for a, b in spans]
 
@@ -91,7 +93,7 @@ class Chain:
         return tuple([c.degree for c in block.choices].index(degree) for block, degree in pairs)
 
     def memory_parts(self, path: Sequence[int]) -> tuple[int, int, int]:
-        """The left side of (6) in bytes, by `MEMORY_PARTS`, of the stage that needs most."""
+        """The left side of (6), in bytes, for each of `MEMORY_PARTS`, in the fullest stage."""
         chosen = [b.choices[a] for b, a in zip(self.blocks, path, strict=True)]
         stages = (chosen[a:b] for a, b in pairwise((*self.starts, len(chosen))))
         parts = (
@@ -110,9 +112,9 @@ class ChainCosts:
     """A chain with additive costs, the input of every solver.
 
     The time of a path a_0 .. a_k is sum_i unary_s[i][a_i] + sum_i edge_s[i][a_i][a_i+1], and its
-    memory is sum_i memory_bytes[i][a_i]. With stages these are a stage's, as in `Chain`; the whole
-    path then takes what 1F1B takes, the sum of the stages and the slowest once for each further
-    micro-batch, and the memory of the stage that needs most.
+    memory is sum_i memory_bytes[i][a_i]. With stages, each has such sums. The path's time is then
+    that of 1F1B, all stages plus the slowest once for each further micro-batch, and its memory is
+    the largest of a stage.
     """
 
     unary_s: tuple[tuple[float, ...], ...]
@@ -192,7 +194,7 @@ def _unary(chain: Chain) -> list[list[float]]:
 
 
 def _alone_s(choice: DegreeOption) -> float:
-    """max(d^1, c^0) of both passes."""
+    """Seconds of max(d^1, c^0), summed over both passes of a block."""
     forward, backward = choice.forward, choice.backward
     return max(forward.compute_s[1], forward.communication_s[0]) + max(
         backward.compute_s[1], backward.communication_s[0]
@@ -200,7 +202,7 @@ def _alone_s(choice: DegreeOption) -> float:
 
 
 def _pair_s(left: DegreeOption, right: DegreeOption) -> float:
-    """max(d^0, c^1) of neighbours: the forward pass goes from left to right, the backward back."""
+    """Seconds of max(d^0, c^1) of neighbours in both passes; backward goes right to left."""
     return max(right.forward.compute_s[0], left.forward.communication_s[1]) + max(
         left.backward.compute_s[0], right.backward.communication_s[1]
     )
@@ -224,7 +226,7 @@ def _memory(chain: Chain) -> tuple[tuple[int, ...], ...]:
 
 
 def runs(degrees: Sequence[int]) -> str:
-    """Write degrees as the paper does, in order: `[2]*8 [4]*16`."""
+    """Write degrees in order, with the length of each run of equal ones: `[2]*8 [4]*16`."""
     counts: list[list[int]] = []
     for degree in degrees:
         if counts and counts[-1][0] == degree:
@@ -235,7 +237,7 @@ def runs(degrees: Sequence[int]) -> str:
 
 
 def no_fit(chain: Chain, path: Sequence[int], budget_bytes: float) -> PlanError:
-    """Make the error that no path fits, with shortfall and parts. path: the leanest path."""
+    """Create the error that no path fits, with shortfall and parts. path: the smallest one."""
     parts = chain.memory_parts(path)
     shown = ", ".join(f"{name} {gib(size)}" for name, size in zip(MEMORY_PARTS, parts, strict=True))
     short = sum(parts) - budget_bytes

@@ -1,8 +1,8 @@
 """The degrees that blocks of a program can have, and the plans that give them.
 
-A degree p of a tensor axis that is factored into digits cuts linear maps over the last digits,
-which multiply to p, and the batch over the data axis, the sub-batches and the digits that are
-left.
+The tensor axis is factored into axes of prime size, its digits. A degree p shards linear maps over
+the last digits, whose product is p, and the batch over the data axis, the sub-batches and the
+remaining digits.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def prime_factors(size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Axes:
-    """Axes that a plan uses. asked: the user's mesh. mesh: the user's mesh with axis `tensor`
-    factored into the axes `digits`, whose sizes are prime. pipeline: its stages and micro-batches,
-    each of `batch_split` sub-batches."""
+    """Axes that a plan uses. asked: the user's mesh. mesh: the same with axis `tensor` factored
+    into axes of prime size, `digits`. pipeline: its stages and micro-batches, each of
+    `batch_split` sub-batches."""
 
     asked: Mesh
     mesh: Mesh
@@ -86,12 +86,12 @@ class Axes:
         )
 
     def cutting(self, degree: int) -> tuple[str, ...]:
-        """The digits that shard linear maps of a degree; neighbouring ranks differ in them."""
+        """The digits that shard linear maps at a degree; neighbouring ranks differ in them."""
         count = self.degrees.index(degree)
         return self.digits[len(self.digits) - count :]
 
     def spare(self, degree: int) -> tuple[str, ...]:
-        """The digits that cut the batch at a degree."""
+        """The digits that shard the batch at a degree."""
         return self.digits[: len(self.digits) - self.degrees.index(degree)]
 
     @cached_property
@@ -135,7 +135,7 @@ class DegreeSpace:
     """The blocks of a program and the degrees that each can have.
 
     cuts: shardings of the parameters, by block and degree, over one axis of the degree's size.
-    handed: by degree, the shardings of the blocks' outputs, over `axes.with_time`.
+    handed: by degree, shardings of the blocks' outputs over the mesh `axes.with_time`.
     """
 
     axes: Axes
@@ -198,7 +198,7 @@ def _parameters(
 
 
 def _activations(program: Program, space: DegreeSpace, degrees: Sequence[int]) -> dict[str, str]:
-    """Shardings of the blocks' outputs and their gradients: batch-sharded as the consumer's."""
+    """Shardings of the blocks' outputs and their gradients, as the next block shards the batch."""
     names: dict[SSAValue, str] = {op.results[0]: name for name, op in named_ops(program).items()}
     activations: dict[str, str] = {}
     for degree, block in zip(degrees, space.blocks, strict=True):
@@ -212,18 +212,18 @@ def _activations(program: Program, space: DegreeSpace, degrees: Sequence[int]) -
 
 
 def _text(sharding: Sharding, value: SSAValue) -> str:
-    """A sharding as plans write it, without what `split-batch` adds."""
+    """A sharding as text for a plan, without the time axes that `split-batch` adds."""
     dims = (tuple(p for p in dim if p.axis not in TIMES) for dim in sharding.dims)
     return sharding_text(tuple(dims), shape_of(value))
 
 
 def batch_size(program: Program) -> int:
-    """The batch: the first dim's size in most inputs. Raises ValueError if no input has a dim."""
+    """The size of dim 0 in most inputs. Raises ValueError if no input has a dim."""
     sizes = Counter(
         shape_of(slot.value)[0]
         for slot in program.arguments
         if slot.kind == "input" and shape_of(slot.value)
     )
     if not sizes:
-        raise ValueError("no input of the program has a dim 0, the batch; give it one.")
+        raise ValueError("no input of the program has a batch (dim 0); give the model one.")
     return sizes.most_common(1)[0][0]

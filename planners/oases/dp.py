@@ -1,4 +1,4 @@
-"""The exact solver of Oases' chain under a memory budget: labels, dominance, a Lagrangian bound."""
+"""Exact solver of Oases' chain under a memory budget, by labels with a Lagrangian bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from shardweave.planners.oases.chain import Chain, ChainCosts, linearise, no_fit
 
 _TOLERANCE = 1e-12
-"""Relative time that a path must save to count as better, to exceed rounding."""
+"""Relative time by which a path must be faster to count as better, above rounding."""
 
 _BY_MEMORY_THEN_TIME = itemgetter(0, 1)
 
@@ -80,8 +80,8 @@ def _fastest_within(costs: ChainCosts, lightest: Path, budget_bytes: float) -> P
 
 
 def _least(costs: ChainCosts, weight: float) -> tuple[Path, list[list[float]]]:
-    """Minimise time + weight * memory. Returns the path, and by block and choice the least value
-    over all blocks that follow. weight: seconds a byte."""
+    """Minimise time + weight * memory. Returns the path and, by block and choice, the least value
+    over all later blocks. weight: seconds per byte."""
     nodes = [
         [time_s + weight * size for time_s, size in zip(*rows, strict=True)]
         for rows in zip(costs.unary_s, costs.memory_bytes, strict=True)
@@ -123,8 +123,8 @@ def _best_multiplier(
 
 
 def _search(costs: ChainCosts, weight: float, limit_s: float, budget_bytes: float) -> _Label | None:
-    """Return the end of the fastest path below `limit_s` within the budget; None if there is none.
-    weight: of the Lagrangian that bounds paths from below."""
+    """Return the last label of the fastest path below `limit_s` within the budget, or None. weight:
+    that of the Lagrangian bound."""
     _, togo = _least(costs, weight)
     least_bytes = [*accumulate(map(min, reversed(costs.memory_bytes)), initial=0)][-2::-1]
     rows = [[_Label(0, 0.0, 0, None)]]

@@ -1,10 +1,10 @@
-"""Oases: a degree of tensor parallelism for each block, with overlapped communication.
+"""The planner `oases`: a degree of tensor parallelism per block, with overlapped communication.
 
 Li et al., *Automated Tensor Model Parallelism with Overlapped Communication*, arXiv 2305.16121.
 
-The chain hides a message behind the block next to it alone, and charges gathers in full that a
-schedule hides; so the best few degrees of its order are simulated, and then changes of single
-blocks of the fastest, until none is faster.
+In the chain model only the next block's compute hides a message, and gathers are never hidden,
+unlike in the schedules that run. So the model's best paths are simulated, and then changes of
+single blocks of the fastest, until none is faster.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from shardweave.planners.plan.replicated import batch_shardings
 from shardweave.planners.predict.predict import predict_plan, with_candidates
 
 REFINED = 16
-"""Assignments of degrees that are simulated: enough to reach a local optimum with few blocks; with
-many, the best ones by the chain."""
+"""Default number of simulated assignments of degrees: enough to reach a local optimum with few
+blocks; with many, the chain model's best ones."""
 
 TOP = 4
-"""Paths of the chain's order that are simulated before single blocks are changed: a start that is
-good by another path than the first. Not tuned."""
+"""Number of the chain model's best paths that are simulated before single blocks are changed, in
+case another path than the first is the better start. Not tuned."""
 
 
 def refined(
@@ -47,9 +47,9 @@ def refined(
 ) -> dict[Path, Predicted]:
     """Simulate at most `most` paths, and return their predictions, the fastest that fits first.
 
-    first: a path that fits by the chain, which is always simulated. Then come paths that change one
-    block of the fastest so far, in the order of the chain's time. A local optimum: no path that
-    differs from it in one block is faster, if `most` suffices.
+    first: a path that fits by the chain model; it is always simulated. Then come paths that change
+    one block of the fastest so far, in the order of the model's time. If `most` suffices, the
+    result is a local optimum: no path that differs from it in one block is faster.
     """
     seen: dict[Path, Predicted] = {}
     near = [first, *(p for p in best_paths(costs, TOP) if costs.memory(p) <= budget_bytes)]
@@ -69,7 +69,7 @@ def _rank(predicted: Predicted) -> tuple[bool, float]:
 
 
 def _changed(costs: ChainCosts, path: Path) -> Iterator[Path]:
-    """Paths with another choice for one block."""
+    """Yield paths that differ in the choice of one block."""
     for place, row in enumerate(costs.unary_s):
         for choice in range(len(row)):
             if choice != path[place]:
@@ -161,7 +161,7 @@ def plan_oases(
     rows = [Candidate(runs(problem.chain.degrees(path)), took) for path, took in seen.items()]
     first_s = seconds_text(seen[solution.path].time_s)
     count = counted(len(seen), "assignment", "was")
-    reason = f"{count} simulated; that of the chain model takes {first_s}"
+    reason = f"{count} simulated; the chain model's best takes {first_s}"
     best = replace(planned(next(iter(seen))), reasons=(*plan.reasons, reason))
     return with_candidates(best, rows)
 
@@ -221,7 +221,7 @@ def _candidates(
 
 
 def _predicted(chain: Chain, costs: ChainCosts, path: Sequence[int], budget: float) -> Predicted:
-    """The chain's prediction for a path: seconds, and bytes by part."""
+    """The chain model's prediction for a path: seconds, and bytes by part."""
     chosen = [block.choices[a] for block, a in zip(chain.blocks, path, strict=True)]
     works = [work for choice in chosen for work in (choice.forward, choice.backward)]
     share = chain.micro_batches / len(chain.starts)

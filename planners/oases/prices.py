@@ -1,8 +1,8 @@
 """Prices of blocks at a degree, from the program that would run if all blocks had it.
 
-For each degree the plan that gives it to every block is lowered as it would be to run, and its ops
-and messages are counted with the block of the captured op that they come from: their location is
-that op's number while they are lowered.
+For each degree, the plan in which every block has it is lowered as for a run. Each op and message
+is counted for the block of the captured op from which it comes; during lowering, an op's location
+holds the number of its captured op.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from shardweave.planners.structure.linear_maps import Cut
 class BlockPrice:
     """Price of a block at one degree: seconds of sub-batches 0 and 1, and bytes of one device.
 
-    fed_s: part of the forward compute whose result only a message reads. sync_s: reduction of
-    gradients. kept_bytes: activations that the backward pass reads. message_bytes: bytes received
-    in the forward pass.
+    fed_s: forward compute whose result only a message reads. sync_s: reduction of gradients.
+    kept_bytes: activations that the backward pass reads. message_bytes: bytes received in the
+    forward pass.
     """
 
     forward_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -151,7 +151,7 @@ def _count(op: Operation, price: BlockPrice, costs: CostModel) -> None:
 
 
 def _message_s(op: CollectiveOp, costs: CostModel) -> float:
-    """Seconds of a collective; of one that also adds up micro-batches, once they are."""
+    """Seconds of a collective; micro-batches along its time axes are added up before, for free."""
     names = tuple(name for name in op.axes if name not in TIMES)
     if len(names) == len(op.axes):
         return costs.collective_time_s(op)
@@ -162,7 +162,7 @@ def moving_s(
     value: SSAValue, before: Sharding, after: Sharding, axes: Axes, costs: CostModel
 ) -> float:
     """Seconds of the messages that reshard one sub-batch of a value. Shardings may use time axes,
-    along which parts of the batch follow each other; these carry no messages."""
+    which need no messages."""
     total = 0.0
     itemsize = dtype_of_value(value).itemsize
     for step in reshard(shape_of(value), before, after, axes.with_time):

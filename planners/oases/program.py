@@ -1,4 +1,4 @@
-"""Oases' chain of a program: its blocks, and what each costs at each degree on a cluster."""
+"""Oases' chain for a program: its blocks, and the cost of each at each degree on a cluster."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _stages(program: Program, blocks: Sequence[ProgramBlock], axes: Axes) -> lis
 def _cuts(
     program: Program, block: ProgramBlock, pairs: dict[int, list[Pair]]
 ) -> dict[int, dict[SSAValue, Cut]]:
-    """Cuts of a block's parameters, by each degree over which all its pairs divide."""
+    """Shardings of a block's parameters, for each degree over which all its pairs divide."""
     cuts_of: dict[int, dict[SSAValue, Cut]] = {1: {}}
     for degree, known in pairs.items():
         by_columns = {pair.columns: pair.cuts for pair in known}
@@ -122,7 +122,7 @@ def _cuts(
 def _tables(
     program: Program, block: ProgramBlock, degree: int, known: dict[SSAValue, Cut]
 ) -> dict[SSAValue, Cut]:
-    """Cuts along the rows of a block's embeddings that no projection shares."""
+    """Shardings along the rows of a block's embeddings whose weights no projection shares."""
     members = set(block.forward)
     tables: dict[SSAValue, Cut] = {}
     for op, table in input_embeddings(program):
@@ -177,7 +177,7 @@ def _option(
     parameters: Sequence[str],
     options: ChainOptions,
 ) -> DegreeOption:
-    """A block at a degree, with its recomputation."""
+    """Make the option of a block at a degree, including its recomputation."""
     block, split = prices.blocks[number], space.axes.batch_split
     backward, backward_message = list(block.backward_s), list(block.backward_message_s)
     kept_bytes = block.kept_bytes
@@ -223,7 +223,7 @@ def _entering_bytes(space: DegreeSpace, number: int, degree: int) -> int:
 def _gathers(
     space: DegreeSpace, value: SSAValue, before: ChainBlock, after: ChainBlock, costs: CostModel
 ) -> Matrix:
-    """Seconds of gathering, in all sub-batches, what one block hands to the next."""
+    """Seconds to gather one block's output for the next, in all sub-batches, by their degrees."""
 
     def gather_s(first: int, second: int) -> float:
         if first == second:

@@ -81,6 +81,7 @@ def test_grown_setup_has_a_batch_for_its_devices() -> None:
 def test_refined_degrees_are_within_two_percent_of_the_best_of_all() -> None:
     for row in results("oases_degrees")["rows"]:
         assert row["assignments"] == 27
+        assert row["tied"] or row["spearman"] > 0.7
         assert 0 <= row["refined_regret"] <= 0.02
         assert row["auto_regret"] <= 0.02
 

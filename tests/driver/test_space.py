@@ -42,7 +42,7 @@ class ResNet(nn.Module):
 
 
 class UNet(nn.Module):
-    """Two levels, with a transposed convolution and a skip connection; labels by pixel."""
+    """Transposed convolutions, interpolation and skip connections; labels by pixel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,6 +53,7 @@ class UNet(nn.Module):
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         a = self.a(x)
         b = self.b(F.max_pool2d(a, 2))
+        b = b + F.interpolate(F.avg_pool2d(b, 2), scale_factor=2, mode="bilinear")
         return F.cross_entropy(self.head(self.c(torch.cat([self.up(b), a], 1))), labels)
 
 
@@ -101,7 +102,7 @@ def case(kind: type[nn.Module]) -> tuple[nn.Module, tuple[Tensor, ...]]:
     ("kind", "mesh", "halos", "gathers"),
     [
         (ResNet, "data=2,space=2", (4, 3), 0),
-        (UNet, "space=2", (5, 2), 0),
+        (UNet, "space=2", (6, 3), 0),
         (ConvNeXt, "space=2", (1, 1), 0),
         (Video, "data=2,space=2", (3, 2), 0),
     ],
