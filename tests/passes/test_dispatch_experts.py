@@ -79,7 +79,7 @@ def test_another_routing_is_refused() -> None:
         ("dist.own_rows", "blocks = 2, parts = 2", "blocks = 4, parts = 1", "its bounds have 2"),
         ("dist.row_bounds", "rows = 11", "rows = 10", "splits 11 rows, but its bounds are those"),
         ("dist.row_bounds", "rows = 11", "rows = -1", "rows=-1 is negative"),
-        ("dist.fetch_rows", "%routes", "%t", "no table of bools"),
+        ("dist.fetch_rows", "%routes", "%t", "must be 2-d bools"),
     ],
 )
 def test_rows_of_other_shards_are_refused(op: str, before: str, after: str, problem: str) -> None:
