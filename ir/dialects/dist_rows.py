@@ -95,8 +95,8 @@ def check_routes(numbers: Tensor, needed: Tensor, rows: Tensor | None = None) ->
         )
     if not needed[numbers].all():
         raise ValueError(
-            "a rank reads or adds rows that its routes leave out; make the routes (dist.row_routes) "
-            "of the same row indices, with places in the order of ranks along the op's axes."
+            "a rank reads or adds rows that its routes leave out; make the routes "
+            "(dist.row_routes) of the same row indices, with places in the ranks' order on the op's axes."
         )
 
 
