@@ -96,7 +96,7 @@ def check_routes(numbers: Tensor, needed: Tensor, rows: Tensor | None = None) ->
     if not needed[numbers].all():
         raise ValueError(
             "a rank reads or adds rows that its routes leave out; make the routes "
-            "(dist.row_routes) of the same row indices, with places in the ranks' order on the op's axes."
+            "(dist.row_routes) of the same row indices, and places in rank order on its axes."
         )
 
 
