@@ -142,7 +142,7 @@ class StagedStep(ABC, Generic[V]):
 
     @abstractmethod
     def give(self, slots: Slots, slot: Slot, value: V) -> None:
-        """Take a result of the whole step."""
+        """Receive a result of the whole step."""
 
     @abstractmethod
     def scalar(self, number: int, dtype: torch.dtype) -> V:

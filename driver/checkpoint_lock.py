@@ -68,7 +68,7 @@ class FolderLock:
         holder = _holder(self._path)
         if holder.get("token") != self.token:
             raise CheckpointError(
-                f"{_described(holder)} took over this save, since it had not progressed for "
+                f"{_described(holder)} took over this save, which had not progressed for "
                 f"{STALE_S:.0f} s; give each run a folder of its own."
             )
 

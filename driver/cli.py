@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Who reads the output, such as `head`, has enough, and nothing is wrong.
+        # The reader of the output, such as `head`, has closed it: that is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
     except Exception as error:  # noqa: BLE001  the last place that can tell the user

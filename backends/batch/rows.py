@@ -37,7 +37,7 @@ from shardweave.planners.plan.zero import BATCH_AXES
 LOCAL, GLOBAL = "local", "global"
 """The two kinds of inputs: a rank's own rows, or the global batch, the same on all ranks."""
 
-_SAME_ROWS = ("tensor", "context")
+_SAME_ROWS = ("tensor", "context", "space")
 """Mesh axes whose ranks work on the same rows, besides the stage axis."""
 
 _ADVICE = "pad inputs to one length on all ranks, as only the number of rows may differ"
@@ -45,8 +45,8 @@ _ADVICE = "pad inputs to one length on all ranks, as only the number of rows may
 
 def axes_of_rows(mesh: Mesh, cut: Collection[str] = ()) -> tuple[str, ...]:
     """Return the mesh axes along which ranks have different rows: `replica`, `data` and `cut`, and
-    their parts, except `tensor`, `context` and stages. cut: the axes over which a plan shards dim 0
-    of inputs."""
+    their sub-axes, except `tensor`, `context`, `space` and stages. cut: the axes over which a plan
+    shards dim 0 of inputs."""
     chosen = {*BATCH_AXES, *cut}.difference(_SAME_ROWS)
     space = [axis for axis in mesh.device_axes if axis.kind == "space" and axis.size > 1]
     return tuple(a.name for a in space if not chosen.isdisjoint((a.name, whole_axis(a.name))))

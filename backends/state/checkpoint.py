@@ -171,4 +171,4 @@ class _Unpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in _RECORDS.get(module, ()):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"metadata of a checkpoint holds no {module}.{name}")
+        raise pickle.UnpicklingError(f"a checkpoint's metadata may not refer to {module}.{name}")

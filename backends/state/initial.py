@@ -318,5 +318,5 @@ def _explained(name: str, function: Callable[..., Any], *args: Any) -> None:
         raise ValueError(
             f"{name} cannot initialize tensors of the meta device shard by shard ({error}): it "
             "may use torch's in-place functions, but not read values. Change it, or create the "
-            "model with its values."
+            "model on a device with memory."
         ) from error

@@ -147,7 +147,7 @@ def _unscale(gradients: Sequence[Tensor], is_infinite: Tensor, inverse: Tensor) 
 
 
 def _is_of_infinity(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """True if a call computes the infinity norm of DTensors, none of them unreduced."""
+    """True if arguments of a norm ask for the infinity norm of DTensors, none of them unreduced."""
     tensors: Any = args[0] if isinstance(args[0], list | tuple) else [args[0]]
     return (
         args[1:] == (math.inf,)

@@ -173,7 +173,7 @@ class Recorded:
     # Backward
 
     def begin(self, incoming: Sequence[Tensor | None]) -> None:
-        """Store the outputs' gradients, from which `part` computes the gradients of the anchors."""
+        """Store the outputs' incoming gradients, for `part` to run backward from them."""
         pairs = zip(self._names, incoming, strict=True)
         given = {name: gradient for name, gradient in pairs if gradient is not None}
         inputs = [x for x in self.call.inputs.values() if x.requires_grad]
@@ -216,7 +216,7 @@ class Recorded:
                 self._start(self.bound if parts is None else parts[1], given, kept)
 
     def part(self, number: int) -> list[Tensor | None]:
-        """Return the gradients of a chain node's anchors: its parameters, and inputs or a link."""
+        """Return the gradients of a node's inputs: parameters, and model inputs or a link."""
         begin, end = [0, *self._ends][number], self._ends[number]
         is_last = number == len(self._ends) - 1
         if self._given is not None:
@@ -366,8 +366,8 @@ class Recorded:
 
 
 class _Call(torch.autograd.Function):
-    """Node number `number` of a call's chain, from parameters, inputs and the next node to its
-    differentiable outputs, or to the node before."""
+    """Autograd node `number` of a call's chain. Inputs: parameters, and model inputs or the next
+    node's link. Results: the call's differentiable outputs, or a link for the node before."""
 
     @staticmethod
     def forward(

@@ -155,7 +155,7 @@ class Validator(Observer):
 
 
 def in_float64(program: Program) -> Program:
-    """The same program in float64 or complex128, fused regions inlined; integers stay. Linear."""
+    """Return the program in float64 or complex128, fused regions inlined. Linear in the ops."""
     exact = without_regions(program)
     if exact is program:
         exact = program.clone()
@@ -279,8 +279,9 @@ class ProvedPassError(PassError):
 
 
 class Prover(Observer):
-    """Proves, after each pass, that the program equals the one before all passes; from the pass
-    block-experts on, the result of that pass. Raises ProvedPassError, which names the pass.
+    """Proves, after each pass, that the program equals the one before all passes; after the pass
+    block-experts, that it equals the result of that pass. Raises ProvedPassError, which names the
+    pass.
 
     goal: the program before all passes; by default, the one before the first that is seen. each:
     whether to prove each pass; if False, only `proof_of` proves. last: the last proof. is_blocked:

@@ -312,7 +312,7 @@ def _token_ids_in_range(
 def _input_size(
     options: dict[str, int], config: PreTrainedConfig, dtype: torch.dtype
 ) -> tuple[InputSize, list[str]]:
-    """Size the inputs, with sequences no longer than the model's positions reach."""
+    """Choose the sizes of inputs; sequences are no longer than the model's number of positions."""
     seq, notes = options.get("seq", DEFAULT_SEQ), list[str]()
     limits = {name: getattr(config, name, None) for name in POSITION_FIELDS}
     for name, limit in limits.items():

@@ -106,9 +106,9 @@ def announce(spec: str, dtype: torch.dtype) -> None:
 
 
 def size_of(spec: str, dtype: torch.dtype, *, is_held: bool = True) -> ModelSize | None:
-    """The size of the model that `spec` names; None for a factory's, which is not called. is_held:
-    as for `check_size`. Raises ValueError as `build_example` does, and for a model that is too
-    large for this machine."""
+    """Return the size of the model that `spec` names; None for a factory, which is not called.
+    is_held: as for `check_size`. Raises ValueError as `build_example` does, and for a model that is
+    too large for this machine."""
     scheme, _, rest = spec.partition(":")
     if scheme in FAMILIES:
         config_class, build = FAMILIES[scheme]
@@ -145,7 +145,7 @@ def parse_options(text: str) -> dict[str, Option]:
 
 
 def parse_value(text: str) -> Option:
-    """Read one value; text that is nothing else stays text."""
+    """Convert text to the bool, None, int or float that it spells; return other text unchanged."""
     words: dict[str, Option] = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]

@@ -73,7 +73,7 @@ def launch(
             "give a smaller mesh, start them on several machines with torchrun, or run all ranks "
             "in one process (--backend reference)."
         )
-    sys.stdout.flush()  # what we said comes before what rank 0 says
+    sys.stdout.flush()  # our output comes before that of rank 0
     with tempfile.TemporaryDirectory(prefix="shardweave-") as folder, terminated_as_exit():
         workers: list[Worker] = []
         try:
@@ -161,11 +161,11 @@ def _start(command: Sequence[str], rank: int, num_processes: int, folder: Path) 
 
 
 def _dying_with_us() -> Callable[[], None] | None:
-    """Return a `preexec_fn` that has a new process killed as soon as the thread that started it
-    ends, for whatever reason; None if the system has no such feature."""
+    """Return a `preexec_fn` by which the system kills a new process as soon as the thread that
+    started it ends; None if the system has no such feature."""
     if not sys.platform.startswith("linux"):
         return None
-    # One that keeps the interpreter's lock, which other threads of ours may have held at the fork.
+    # PyDLL keeps the interpreter's lock, which another thread may have held at the fork.
     libc, launcher = ctypes.PyDLL(None), os.getpid()
 
     def tie() -> None:

@@ -67,7 +67,7 @@ def initialise(backend: str, file: Path | None, timeout_s: float) -> None:
     rank does not join. From then on the watchdog monitors all ranks.
     """
     start = _start(file, timeout_s)
-    # A question to a store that is asleep never returns: it is asked on another thread.
+    # A request to a store that was stopped never returns, so another thread makes it.
     store = _within(start, lambda: meet_in(_connected(start), start))
     store.set_timeout(default_pg_timeout)
     watchdog.start_before(store, start.rank, start.size, timeout_s, on_gpu=backend == "nccl")

@@ -37,7 +37,7 @@ def profiled_programs(program: Program, num_processes: int) -> list[Program]:
     cuts = replica_cuts(partial(cut_plan, read, 1), batch, num_processes, degrees)
     programs: list[Program] = []
     for cut, pieces in cuts.partitions():
-        with suppress(ValueError):  # nor can a plan have that piece
+        with suppress(ValueError):  # a plan cannot have that partition either
             programs.append(local_program(read, cut_plan(read, pieces, cut)))
     return programs
 
@@ -90,7 +90,7 @@ def profile_machine(
 
 
 def _shared_cores(num_processes: int, launcher: str | None) -> str:
-    """Explain the unknown in a profile with more processes than cores."""
+    """Return a warning that predictions are off if profiled processes share cores."""
     here = "" if launcher is None else "if they all run on this machine, "
     return (
         f"{here}{num_processes} processes share {num_cores()} cores: they are measured while all "
@@ -187,7 +187,7 @@ def _points(points: Sequence[Sequence[float]]) -> Points:
     curve: list[tuple[float, float]] = []
     most_s = float("inf")
     for work, seconds in sorted(((float(x), float(y)) for x, y in points), reverse=True):
-        # What is slower than something larger was disturbed.
+        # A point that is slower than one with more work was disturbed.
         most_s = min(most_s, seconds)
         if not curve or work < curve[-1][0]:
             curve.append((work, most_s))

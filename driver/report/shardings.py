@@ -115,7 +115,7 @@ def sharding_svg(picture: Picture, mesh: Mesh) -> str:
 
 
 def _cells(rows: Sequence[Run], columns: Sequence[Run], height: int) -> str:
-    """The rectangles. Cells are drawn as large as their share of what is shown."""
+    """Draw the cells, each as large as its share of the shown indices."""
     tall, wide = rows[-1][1], columns[-1][1]
     parts: list[str] = []
     for (top, bottom, of_row), (left, right, of_column) in product(rows, columns):

@@ -98,7 +98,7 @@ def compile(request: Request) -> CompiledModule:
     same on every mesh, and the same as eager PyTorch's under `sw.seeded(seed)`.
 
     dynamic: False refuses inputs of shapes that were not compiled ahead.
-    max_programs: how many programs are kept.
+    max_programs: number of compiled programs to keep, the last used ones.
     validate: run every program before and after each pass, in float64 on a virtual mesh, and
     compare; for models that take a few seconds at most.
     validate_limit: the FLOPs of one run up to which a program is validated. twin: makes a smaller
@@ -188,6 +188,8 @@ def bind(request: Request, call: StepCall, lowered: Lowered, first: BoundProgram
         optimizers=request.optimizers,  # pyright: ignore[reportArgumentType]
         backward=request.backward,
     )
+    if lowered.program.has_host_states:
+        first.backend.keep_states_on_host(model.parameters())
     if request.train is not None:
         model.train(request.train)
     assert isinstance(model, CompiledModule)

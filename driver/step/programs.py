@@ -230,9 +230,9 @@ class CompiledPrograms:
         if str(made.program) != str(last.bound.program):
             why = [f"{place} {how}" for place, how in changed.items() if place not in last.unread]
             return self._compile(call, stored, ", ".join(why), lambda: made)
-        # The program turns out not to read what was changed, perhaps on this rank alone: it stays,
-        # and that is not looked at again for it. An attribute that hides the class's may have the
-        # same value.
+        # The program does not depend on the changed settings, perhaps on this rank alone: it is
+        # kept, and these are ignored for it from now on. An attribute that hides the class's may
+        # have the same value.
         old, new = last.settings.by_place(), now.by_place()
         unread = last.unread.union(p for p in changed if ABSENT not in (old[p], new[p]))
         self._settings.look()

@@ -191,7 +191,8 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _chosen_itself(path: Path, number: int | None) -> ChosenCheckpoint:
-    """Raises CheckpointError if the checkpoint is damaged, or has another number."""
+    """Choose `path`, a single checkpoint. CheckpointError if it is damaged or has another
+    number."""
     damage = _damage(path)
     if damage:
         raise CheckpointError(f"the folder is a single checkpoint, which is damaged: {damage}.")

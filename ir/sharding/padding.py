@@ -194,6 +194,8 @@ def _identities(
     spec, dtype = spec_of(form.op), dtype_of_value(form.operands[index])
     if spec.has_indices and index and not dtype.is_floating_point:
         yield 0
+    elif rule.factors[factor].reach:
+        yield 0  # what lies beyond the last index
     elif factor in lost and not (spec.is_lookup and index == 0):
         yield 0 if rule.factors[factor].reduction == "sum" else _lowest(dtype)
 

@@ -56,7 +56,7 @@ class Unit:
 
 
 class Growth:
-    """Regions while they grow: units of ops, whose places form a valid order of execution."""
+    """Units of ops, merged step by step; their places are always a valid order of execution."""
 
     def __init__(self, program: Program, *, matmul: bool) -> None:
         self.places = {op: index for index, op in enumerate(program.ops)}
@@ -326,4 +326,4 @@ class FuseKernelsPass(PassOnProgram):
         for unit in units:
             _write_region(unit)
         if not units:
-            note("nothing is fused: no two ops that a kernel can compute share data.")
+            note("nothing is fused: no two ops that fit a kernel share data; leave the pass out.")

@@ -123,7 +123,7 @@ def _is_backward(op: Operation) -> bool:
 
 
 def _varies(value: SSAValue, program: Program) -> bool:
-    """True if the value differs between micro-batches, or there is only one."""
+    """True if the value differs between micro-batches, or if a step has only one."""
     times = set(program.mesh.time_names if program.mesh else ())
     (attr,) = sharding_attrs_of_value(value) or (None,)
     return not times or not times.isdisjoint(sharding_of(attr, shape_of(value), program).axes)

@@ -163,8 +163,7 @@ class Propagation:
         return None if wanted == now else wanted
 
     def _remake(self, op: AtenOp, index: int, wanted: Sharding) -> bool:
-        """Let an op produce a result in `wanted`, if no operand needs a message; returns
-        whether."""
+        """Let an op produce a result in `wanted` if no operand needs a message; True if it does."""
         if self.wishes[op][index] is not None:
             return False
         goals: list[Sharding | None] = [self.flow.sharding(r) for r in op.results]

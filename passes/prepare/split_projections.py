@@ -307,9 +307,9 @@ class SplitProjectionsPass(PassOnProgram):
     their weights (`dist.parts`). Each part can then be sharded by heads that do not divide: a
     sharding of the fused outputs could not express the padding of each part.
 
-    Requires: a global program, before `propagate-shardings`; the map's outputs are read in such
-    parts alone. Ensures: numerics unchanged except for the order of sums over the parts. Linear in
-    the ops.
+    Requires: a global program, before `propagate-shardings`; the map's outputs are only read
+    in these parts. Ensures: numerics unchanged except for the order of sums over the parts. Linear
+    in the ops.
     """
 
     name = "split-projections"

@@ -123,10 +123,10 @@ def corrected_costs(
 
     Differences from the published planner (`benchmarks/amp_literal.py`): each stage takes the times
     of its own devices, for mixed types layer by layer the slowest; sizes are in bytes of the dtype;
-    a boundary carries activations forward and gradients back, of which each tensor rank sends its
-    share, or what it has (`LayeredModel.sent`); concurrent flows share the NICs, and the slowest
-    hop of a boundary or ring counts; a layer's time grows with the micro-batch m as t(m) = t(1)
-    (phi + (1 - phi) m), where phi is the fixed share of t(1), such as kernel launches and the
+    a boundary carries activations forward and gradients back, and each tensor rank sends its
+    share, or all that it holds (`LayeredModel.sent`); concurrent flows share the NICs, and the
+    slowest hop of a boundary or ring counts; a layer's time grows with the micro-batch m as t(m) =
+    t(1) (phi + (1 - phi) m), where phi is the fixed share of t(1), such as kernel launches and the
     host's work to issue them; stages that do not fit into memory are left out; the all-reduce of
     gradients is part of the objective (`search`). Nothing is fitted to measured steps.
     """

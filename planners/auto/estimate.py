@@ -20,6 +20,7 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.megatron.planner import CONTEXT, EXPERT
+from shardweave.planners.plan.plan_parts import OFFLOAD, offloaded
 from shardweave.planners.plan.zero import (
     DATA_AXIS,
     REPLICA_AXIS,
@@ -103,21 +104,32 @@ class Estimator:
         if point.value(dimension) != JointPoint().value(dimension):
             return 0.0
         if dimension == "offload":
-            return self.offloaded_bytes(point.with_value(offload="all"))
+            point = point.with_value(offload=OFFLOAD[-1])
+            return self.offloaded_bytes(point) + self.host_bytes(point)
         return self.chunked_bytes(point)
 
     def offloaded_bytes(self, point: JointPoint) -> float:
         """Bytes that a point's `offload` saves on the fullest stage: values of all blocks but two,
         one being read, one in flight. 0 if a device type has no bandwidth to its host."""
-        devices = self.cluster.device_types(self.cluster.num_devices)
-        if point.offload == "none" or not all(d.host_bandwidth_bytes_s for d in devices):
+        values, _ = offloaded(point.offload)
+        if values == "none" or not self._has_host:
             return 0.0
         cost = self.cost_of(point)
         sums, blocks = cost.sums, sum(cost.repeated) / point.stages
         share = recomputed_share(point, cost) if point.recompute in REPEATING else 0.0
         crossing, kept = sums["repeated crossing"], sums["repeated kept"]
-        away = crossing if point.offload == "inputs" else share * crossing + (1 - share) * kept
+        away = crossing if values == "inputs" else share * crossing + (1 - share) * kept
         return max(0.0, 1 - 2 / max(1.0, blocks)) * away * self._pieces_kept(point)
+
+    def host_bytes(self, point: JointPoint) -> float:
+        """Bytes of optimizer states on the fullest stage, which the host may keep. 0 if a device
+        type has no bandwidth to its host."""
+        return self._states(point, self.cost_of(point))["optimizer"] if self._has_host else 0.0
+
+    @cached_property
+    def _has_host(self) -> bool:
+        devices = self.cluster.device_types(self.cluster.num_devices)
+        return all(device.host_bandwidth_bytes_s for device in devices)
 
     def _pieces_kept(self, point: JointPoint) -> float:
         """Factor from the bytes that all blocks keep for one piece to a stage's for its pieces."""
@@ -296,15 +308,10 @@ class Estimator:
 
     def _memory(self, point: JointPoint, cost: PieceCost) -> tuple[float, float]:
         """Peak bytes of the fullest stage, and its bytes of parameters, gradients and optimizer."""
-        sums, zero = cost.sums, point.zero
-        size = max(sums["parameters"] / point.stages, sums["largest parameters"])
-        kept = None
-        if self._update is not None:
-            kept = self._update.state_bytes / max(1, sum(self.reader.parameter_bytes))
-        state = sum(
-            sum(divided(state_bytes(part, cost.itemsize, self.precision, kept), zero, n).values())
-            for part, _, n in self._parts(point, size)
-        )
+        sums, states = cost.sums, self._states(point, cost)
+        state = sum(states.values())
+        if offloaded(point.offload)[1]:
+            state -= states["optimizer"]
         kept = sums["kept"]
         if point.recompute in REPEATING:
             share = recomputed_share(point, cost)
@@ -316,6 +323,18 @@ class Estimator:
         whole = whole_for_a_while(point.zero) * sums["largest parameters"]
         whole -= (1 - 1 / point.loss_chunks) * self.chunked_bytes(point)
         return state + kept + sums["workspace"] + whole, state
+
+    def _states(self, point: JointPoint, cost: PieceCost) -> dict[str, float]:
+        """Bytes of the fullest stage's parameters, gradients and optimizer states, by part."""
+        size = max(cost.sums["parameters"] / point.stages, cost.sums["largest parameters"])
+        kept = None
+        if self._update is not None:
+            kept = self._update.state_bytes / max(1, sum(self.reader.parameter_bytes))
+        states = [
+            divided(state_bytes(part, cost.itemsize, self.precision, kept), point.zero, devices)
+            for part, _, devices in self._parts(point, size)
+        ]
+        return {part: sum(state[part] for state in states) for part in states[0]}
 
 
 def recomputed_share(point: JointPoint, cost: PieceCost) -> float:

@@ -26,11 +26,6 @@ MOST_OASES = 2
 """Most meshes that Oases plans for: those of the fastest points with a tensor axis."""
 
 
-REFINED = 16
-"""Assignments of degrees that Oases simulates per mesh: enough to reach a local optimum with few
-blocks; with many, the best ones by its chain model."""
-
-
 Make = Callable[[Program], Plan]
 """Function that plans the program, or a version of it with fewer blocks, in the same way."""
 
@@ -68,7 +63,7 @@ def proposals(
         yield (
             f"oases on {tensor_mesh}",
             lambda program, on=tensor_mesh: plan_oases(
-                program, on, cluster=cluster, precision=precision, refine=REFINED
+                program, on, cluster=cluster, precision=precision
             ),
         )
 

@@ -226,7 +226,7 @@ class CostReader:
         return self._expert_shares[cut]
 
     def cost(self, cut: ReplicaCut, rows: int, recompute: str = "none") -> PieceCost:
-        """Costs of `rows` samples under a cut. Raises ValueError if it cannot be partitioned."""
+        """Costs of `rows` samples, with the replica sharded as `cut`. ValueError if impossible."""
         recompute = "none" if recompute in REPEATING else recompute
         key = cut, rows, recompute
         if key not in self._known:

@@ -36,7 +36,7 @@ from shardweave.planners.auto.reader import REPEATING
 from shardweave.planners.auto.space.point import DIMENSIONS, ORDERS, JointPoint, plainness
 from shardweave.planners.auto.space.space import JointSpace
 from shardweave.planners.cost.quantity import counted, seconds_text
-from shardweave.planners.plan.plan_parts import Predicted
+from shardweave.planners.plan.plan_parts import OFFLOAD, Predicted
 
 STARTS = 3
 """Number of fastest points whose neighbours are simulated, since one may be a local optimum."""
@@ -71,26 +71,26 @@ FILLED_LATE = ("1f1b", "gpipe")
 """Orders of micro-batches whose pipelines fill and drain with whole passes."""
 
 FILLING = "zero-bubble"
-"""The order that fills bubbles: neighbours with bubbles are also simulated under it at once,
-because their estimates, which assume 1f1b, would rank them late."""
+"""The order that fills bubbles, tried at once where there are bubbles: estimates assume 1f1b."""
 
 BALANCED = "zero-bubble-v"
 """The order that places the first and the last stage on one device, which balances memory: fast
-points with stages that do not fit are also simulated under it at once. The fastest plans of a GPT
-with a large vocabulary use it; plans without stages took a sixth longer."""
+points with stages that do not fit are also simulated under it at once."""
 
 PATIENCE = 4
-"""Factor on the allowed simulations while no plan fits: only 2 of 1,729 plans of a U-Net fitted."""
+"""Factor on the simulations while no plan fits: 2 of 1,729 plans of a U-Net fitted."""
 
 LATE = 8
-"""A simulation that finds a faster plan allows a further eighth of the simulations after it: for a
-GPT in little memory the 64th found the first good plan with stages, the 66th its best order."""
+"""A simulation that finds a faster plan allows a further eighth of the simulations after it."""
 
-SPARING = {"loss_chunks": (4, 16), "offload": ("inputs", "all")}
+SPARING = {"loss_chunks": (4, 16), "offload": OFFLOAD[1:]}
 """Dimensions that only save memory, and the values to try, the fastest first."""
 
 NOTABLE = 0.05
 """Least saving, as a share of the memory, for which `SPARING` is tried."""
+
+_Estimates = dict[JointPoint, PointEstimate]
+_Ranks = dict[JointPoint, tuple[object, ...]]
 
 
 class OutOfTime(Exception):
@@ -103,7 +103,8 @@ class JointSearch:
 
     estimates: of all points that can be partitioned and whose training state fits. stopped: reason
     for ending early, or empty. refused: number of points that cannot be sharded. too_large: number
-    of points whose training state alone does not fit. least_state_bytes: smallest training state.
+    of points whose training state alone does not fit; over: without optimizer states, it does.
+    least_state_bytes: smallest training state.
     """
 
     space: JointSpace
@@ -113,18 +114,15 @@ class JointSearch:
     simulate: int
     deadline_s: float
     tell: Callable[[str], None] | None = None
-    estimates: dict[JointPoint, PointEstimate] = field(
-        default_factory=dict[JointPoint, PointEstimate]
-    )
+    estimates: _Estimates = field(default_factory=_Estimates)
     stopped: str = ""
     refused: int = 0
     too_large: int = 0
+    over: _Estimates = field(default_factory=_Estimates)
     least_state_bytes: float = float("inf")
     _waiting: list[JointPoint] = field(default_factory=list[JointPoint])
     _least_s: float = math.inf
-    _ranks: dict[JointPoint, tuple[object, ...]] = field(
-        default_factory=dict[JointPoint, tuple[object, ...]]
-    )
+    _ranks: _Ranks = field(default_factory=_Ranks)
     _best: tuple[int, tuple[JointPoint, Predicted] | None] = (0, None)
 
     def run(self) -> None:
@@ -208,6 +206,8 @@ class JointSearch:
             self.least_state_bytes = min(self.least_state_bytes, estimate.state_bytes)
             if estimate.state_bytes > self.capacity:
                 self.too_large += 1
+                if estimate.state_bytes - self.estimator.host_bytes(point) <= self.capacity:
+                    self.over[point] = estimate
                 continue
             self.estimates[point] = estimate
             if estimate.memory_bytes <= self.capacity:
@@ -340,8 +340,8 @@ class JointSearch:
 
     def _recompute_less(self) -> None:
         """Bisect the fewest recomputed layers per stage that fit, for the fastest points that
-        recompute, while there is time. Assumes that more layers take longer and fit too. These few
-        simulations may exceed the allowed number."""
+        recompute, while there is time. Assumes that more layers take longer, and fit if
+        fewer do. These few simulations may exceed the allowed number."""
         again = [p for p, predicted in self.seen if predicted.fits and p.recompute != "none"]
         for point in again[:STARTS]:
             fewer = self.space.fewer_layers(point)
@@ -375,10 +375,11 @@ class JointSearch:
     def _lacking(self, dimension: str) -> list[JointPoint]:
         limit_s = self.best[1].time_s if self.best else math.inf
         times_s, simulated = dict[JointPoint, float](), self.evaluator.simulated
-        for point in {**self.estimates, **simulated}:
+        estimates = self.estimates if self.best else {**self.over, **self.estimates}
+        for point in {**estimates, **simulated}:
             seen, spared = simulated.get(point), self.estimator.spared_bytes(point, dimension)
-            peak = seen.peak_bytes if seen else self.estimates[point].memory_bytes
-            time_s = seen.time_s if seen else self.estimates[point].time_s
+            peak = seen.peak_bytes if seen else estimates[point].memory_bytes
+            time_s = seen.time_s if seen else estimates[point].time_s
             fits_only_so = peak - spared <= self.capacity < peak
             if time_s < limit_s and fits_only_so and spared > NOTABLE * self.capacity:
                 times_s[point] = time_s

@@ -164,7 +164,10 @@ def _walk(program: Program, optimizer_multiplier: float | None, precision: str) 
             itemsize = dtype_of_value(value).itemsize
             state = state_bytes(size, itemsize, precision, optimizer_multiplier)
             optimizer += state["optimizer"]
-    tally.add("optimizer", round(optimizer))
+    if program.has_host_states:
+        tally.keep_on_host(round(optimizer))
+    else:
+        tally.add("optimizer", round(optimizer))
     yield tally
     dying: dict[int, list[Storage]] = {}
     for storage in (s for group in created for s in group):

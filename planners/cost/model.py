@@ -224,8 +224,13 @@ class CostModel:
     def ring(self, op: DistOp) -> Ring:
         """The ring that a collective uses. Collectives that share a link run one after another."""
         if isinstance(op, HostCopyOp):
-            return Ring(1, 1, min(map(_host_bandwidth, self.devices)), 0.0, 1, (HOST_LINK,))
+            return Ring(1, 1, self.host_bandwidth_bytes_s, 0.0, 1, (HOST_LINK,))
         return self.ring_over(op.axes, all_pairs=KINDS[op.kind()].ALL_PAIRS)
+
+    @property
+    def host_bandwidth_bytes_s(self) -> float:
+        """Bandwidth of a device's link to its host; raises ClusterError if one has none."""
+        return min(map(_host_bandwidth, self.devices))
 
     def ring_over(self, axes: tuple[str, ...], *, all_pairs: bool = False) -> Ring:
         """The ring over some axes; see `links.ring_of`."""

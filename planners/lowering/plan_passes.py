@@ -20,7 +20,7 @@ from shardweave.passes.pipeline import PassPipeline, parse_passes
 from shardweave.passes.registry import find_pass
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.planners.plan.plan import Plan
-from shardweave.planners.plan.plan_parts import PlanError
+from shardweave.planners.plan.plan_parts import PlanError, offloaded
 from shardweave.planners.schedules.uneven import shares_text
 
 PARTITIONING = (
@@ -31,7 +31,13 @@ PARTITIONING = (
     "propagate-shardings",
     "insert-collectives",
 )
-RECOMPUTATION = ("rematerialize", "offload-activations", "cut-stages", "decompose-collectives")
+RECOMPUTATION = (
+    "rematerialize",
+    "offload-activations",
+    "offload-states",
+    "cut-stages",
+    "decompose-collectives",
+)
 FINISHING = ("bucket-collectives", "start-collectives", "overlap-communication")
 DEFAULT_SCHEDULE = "in-order"
 
@@ -173,8 +179,11 @@ def _recomputation(plan: Plan) -> list[ModulePass]:
     if plan.recompute != "none":
         blocks = ",".join(plan.recompute_in)
         passes.append(_make("rematerialize", policy=plan.recompute, blocks=blocks))
-    if plan.offload != "none":
-        passes.append(_make("offload-activations", values=plan.offload))
+    values, has_host_states = offloaded(plan.offload)
+    if values != "none":
+        passes.append(_make("offload-activations", values=values))
+    if has_host_states:
+        passes.append(_make("offload-states"))
     if plan.is_pipeline and plan.pipeline is not None:
         # After it every pass works on one function at a time.
         options: dict[str, Any] = {"schedule": plan.pipeline.schedule, "zero": plan.zero or 3}

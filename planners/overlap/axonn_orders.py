@@ -59,15 +59,15 @@ class _AxonnOrder:
 
     def run(self) -> list[Operation]:
         for op in self.ops:
+            if op in self.place:
+                for gather in self.gathers[self.place[op] : self.place[op] + 2]:
+                    self._add(gather)
             if op in self.order or isinstance(op, WaitOp) or self._shows_gradient(op):
                 continue  # is added before what reads it, or at the end
             if self._may_wait(op):
                 self.put_off.append(op)
                 continue
             self._add(op)
-            if op in self.place:
-                for following in self.gathers[self.place[op] + 1 : self.place[op] + 2]:
-                    self._add(following)
             if op in self.input_gradients:
                 self._catch_up()
         self._catch_up()

@@ -153,7 +153,7 @@ class _InOrder:
                 self._add(op)
 
     def _read_again(self, weights: Weights) -> Iterator[Operation | None]:
-        """Yield, for each run, None; for the forward pass's last, its first reader in backward."""
+        """Yield, per run, None; for forward's last run, its first reader in the backward pass."""
         for before, after in zip_longest(self.gathers, self.gathers[1:]):
             is_last = after is not None and before.place[1] == "forward" != after.place[1]
             starts = before.starts if is_last else []

@@ -18,8 +18,16 @@ PRODUCTS = "after-products"
 RECOMPUTE = (*PAPERS_RECOMPUTE, PRODUCTS)
 """Policies of `rematerialize` that a plan may name."""
 
-OFFLOAD = ("none", "inputs", "all")
-"""Choices of values that `offload-activations` moves to the host."""
+STATES = "states"
+OFFLOAD = ("none", "inputs", "all", STATES, f"inputs+{STATES}", f"all+{STATES}")
+"""Choices of what the host keeps: values of `offload-activations`, optimizer states, or both."""
+
+
+def offloaded(choice: str) -> tuple[str, bool]:
+    """Split a choice of `OFFLOAD` into values of `offload-activations`, or `none`, and whether
+    optimizer states are on the host."""
+    return choice.removesuffix(STATES).removesuffix("+") or "none", choice.endswith(STATES)
+
 
 AXONN_SCHEDULES = ("axonn-a", "axonn-ab", "axonn-abc")
 SCHEDULES = ("", "blocking", "sub-batch", "cross-pass", "in-order", "list", *AXONN_SCHEDULES)

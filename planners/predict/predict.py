@@ -24,6 +24,7 @@ from shardweave.planners.predict.pipeline.runs import simulate_runs
 from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
 from shardweave.planners.simulate.simulate import simulate
 from shardweave.planners.simulate.simulation import Simulation
+from shardweave.planners.simulate.update_cost import update_of
 
 _ROUNDING = 1e-9
 """Relative difference up to which times count as equal: sums in another order may differ."""
@@ -128,6 +129,7 @@ def simulate_step(
             program, plan, goal, optimizer_multiplier=optimizer_multiplier, update=update
         )
     if not is_staged(program):
+        update = update_of(program, update)
         simulation = simulate(
             program, cluster, mesh, optimizer_multiplier=optimizer_multiplier, precision=precision
         )

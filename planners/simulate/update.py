@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
 import torch
 
 from shardweave.ir.capture.update.owners import dealt_out, senders_of
+from shardweave.ir.capture.update.streams import streamed_bytes
 from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
@@ -24,11 +25,8 @@ from shardweave.ir.program.program import Program, Slot
 from shardweave.ir.program.staged import StagePlaces, functions_of, is_staged
 from shardweave.planners.cost.memory import is_mixed
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.simulate.update_cost import UpdateCost, optimizer_class
+from shardweave.planners.simulate.update_cost import FOR_THE_REST, UpdateCost, optimizer_class
 from shardweave.planners.simulate.update_programs import Core, PricedUpdate, priced_update
-
-FOR_THE_REST = "AdamW"
-"""Optimizer class for other parameters, if the requested class only updates matrices."""
 
 _MASTER = torch.float32
 """Dtype of the master copy of 16-bit parameters, which the optimizer updates in mixed precision."""
@@ -82,7 +80,33 @@ def simulate_update(
             )
     flat = [p for counts in stored.values() for p in counts.elements()]
     kinds = [priced_update(_class_for(name, p), *p[:3]) for p in flat]
-    return _Costs(model, flat, kinds).total(name)
+    cost = _Costs(model, flat, kinds).total(name)
+    return _with_copies(cost, flat, kinds, model) if programs[0].has_host_states else cost
+
+
+def _with_copies(
+    cost: UpdateCost, stored: Sequence[_Stored], kinds: Sequence[PricedUpdate], model: CostModel
+) -> UpdateCost:
+    """Add the copies of states that the host keeps: beside compute, unless an update reads more
+    than its own element, in which case all states are copied before it."""
+    copies_s, held = 2 * cost.state_bytes / model.host_bandwidth_bytes_s, cost.state_bytes
+    if not any(kind.core or kind.joined for kind in kinds):
+        order = _as_in_blocks(stored)
+        sizes = [torch.Size(stored[i].local).numel() * stored[i].dtype.itemsize for i in order]
+        states = [kinds[i].state_bytes + stored[i].copy_bytes for i in order]
+        copies_s, held = max(0.0, copies_s - cost.compute_s), streamed_bytes(sizes, states)
+    temporary_bytes = cost.temporary_bytes + min(held, cost.state_bytes)
+    return replace(cost, host_s=copies_s, temporary_bytes=temporary_bytes)
+
+
+def _as_in_blocks(stored: Sequence[_Stored]) -> list[int]:
+    """Order parameters, by index, as in a model of equal blocks: equal ones spread evenly."""
+    counts, seen = Counter(stored), Counter[_Stored]()
+    places: list[float] = []
+    for parameter in stored:
+        places.append(seen[parameter] / counts[parameter])
+        seen[parameter] += 1
+    return sorted(range(len(stored)), key=places.__getitem__)
 
 
 def _class_for(name: str, stored: _Stored) -> str:

@@ -143,7 +143,7 @@ def pipeline_of_options(options: argparse.Namespace) -> PassPipeline:
     if options.stop_after is not None:
         pipeline = pipeline.until(options.stop_after)
     for name in (*options.print_before, *options.print_after):
-        pipeline.until(name)  # says what there is, if it is not there
+        pipeline.until(name)  # an error lists the passes if there is none of this name
     return pipeline
 
 

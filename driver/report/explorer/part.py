@@ -55,7 +55,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Seat:
-    """The row of an op on the page. layer: the op's layer, if the row is an equal layer's."""
+    """The row of an op on the page. layer: the op's own layer, if the row shows an equal one."""
 
     row: int
     layer: str = ""
@@ -179,7 +179,7 @@ class FunctionPart:
     # Arguments and results
 
     def slots(self) -> dict[SlotKey, SlotLine]:
-        """Line of each argument and result, and the part of the line to compare (no names)."""
+        """Map each argument and result to its line, and to what is compared of it (no names)."""
         slots: dict[SlotKey, SlotLine] = {}
         groups = {"": self.program.arguments, "return": self.program.results}
         for word, group in groups.items():

@@ -115,8 +115,10 @@ def _places_of_stage(pipeline: Pipeline, stage: int, num_places: int) -> range:
 
 
 def micro_batches_for(plan: Plan, program: Program, mesh: Mesh, most: int) -> int:
-    """Largest number of micro-batches, up to `most`, that divides each device's rows."""
+    """Largest number of micro-batches, up to `most`, that divides each device's rows, and leaves
+    each a row for every sub-batch."""
     rows = rows_of(plan, program, mesh)
+    rows //= gcd(rows, plan.batch_split)
     return max(count for count in range(1, min(most, rows) + 1) if rows % count == 0)
 
 

@@ -42,7 +42,7 @@ from shardweave.planners.simulate.run_memory import (
 )
 from shardweave.planners.simulate.simulate import simulate
 from shardweave.planners.simulate.timeline import Event
-from shardweave.planners.simulate.update_cost import UpdateCost
+from shardweave.planners.simulate.update_cost import UpdateCost, update_of
 
 AXIS = "stage"
 """Name under which messages between stages are reported among mesh axes."""
@@ -119,6 +119,7 @@ def simulate_runs(
         step.join(run, joined_s.pop(run.function, 0.0))
         step.run(run)
     time_s = max(place.now_s for place in places)
+    update = update_of(program, update)
     cost = _update_cost(program, cluster, update, precision, deeper) if update else None
     itemsize = parameter_dtype(program).itemsize
     results: list[StageResult] = []
@@ -126,6 +127,8 @@ def simulate_runs(
         kept = None if cost is None else cost.states[_first_rank(program, index)] / max(1, size)
         multiplier = optimizer_multiplier if kept is None else kept
         states = state_bytes(size, itemsize, precision, multiplier)
+        if program.has_host_states:
+            states["optimizer"] = 0.0
         parts = _memory(states, fullest(memory[index]), cost)
         results.append(_result(place, time_s, parts, _in_flight(program, index)))
     axis = micro_axis(program)
