@@ -206,7 +206,7 @@ def narrowed(
 
 @irdl_op_definition
 class RingSliceOp(_TurnedOp, AlongDimOp):
-    """Keep the block along `dim` that the rank `turn` positions further is to have. No traffic."""
+    """Slice out, along `dim`, the block of the rank `turn` positions further on. No traffic."""
 
     name = "dist.ring_slice"
     turn_attr = prop_def(NUMBER, prop_name="turn")
@@ -215,7 +215,7 @@ class RingSliceOp(_TurnedOp, AlongDimOp):
 
     @property
     def is_view(self) -> bool:
-        """True if the block lies in one piece in its operand."""
+        """True if the block is one slice of its operand, not several."""
         return shape_of(self.part)[self.dim] == self.block
 
     @property

@@ -157,8 +157,8 @@ class Walk:
         return made
 
     def _readings(self, operands: tuple[Value, ...]) -> Iterator[tuple[Value, ...]]:
-        """Yield combinations of the operands' relations, the first relation of each first: all of
-        those in `others`, then shards as blocks of a ring, one of them and all of them."""
+        """Yield combinations of relations for the operands: first their own and those in `others`;
+        then, for each ring, one operand or all of them related as blocks of the ring."""
         yield from product(*([value, *self.others.get(value, ())] for value in operands))
         for axis in self.axes.rings:
             as_blocks = [ring.as_block(value, axis, self.axes) for value in operands]

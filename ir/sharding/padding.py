@@ -67,7 +67,7 @@ def notes_on_padding(program: Program) -> list[str]:
     rest = len(most) - SAID
     more = [f"{rest} more size{'s' * (rest > 1)}"] if rest > 0 else []
     return [
-        "sizes that do not divide are cut with padding, which devices compute in vain: "
+        "sizes that do not divide are padded, and devices compute the padding in vain: "
         + ", ".join([*texts, *more])
     ]
 

@@ -116,9 +116,9 @@ class Rule:
     def part_of_axis(
         self, names: Sequence[int], placement: Placement, *, groups: bool = False
     ) -> int | None:
-        """Size of the minor part of an axis that shards a dim, if only its parts can shard factors,
-        or (groups) whole groups of one; None if there are no such parts. names: the dim's
-        factors."""
+        """Find where to split an axis of which only parts can shard factors of a dim: the minor
+        part's size, or None. names: the dim's factors. groups: allow parts that shard whole
+        groups."""
         for factor, _, minor in self._digits(names):
             shares = [share for _, base, share in self.groups if groups and base == factor]
             for bound in (minor, *(minor * share for share in shares)):
