@@ -188,7 +188,7 @@ import_module("shardweave.planners.registry")  # registers the passes that stand
 
 
 _RENAMED = {"random": "seeded"}
-"""Names of before, which go with the next version."""
+"""New names by former name; the next version drops the former names."""
 
 
 def __getattr__(name: str) -> Any:

@@ -42,7 +42,7 @@ def last_touches(program: Program) -> dict[SSAValue, Operation]:
 def completions(
     program: Program, joined: Mapping[SSAValue, Operation] | None = None
 ) -> dict[Operation, list[Slot]]:
-    """Return, for each op, the gradients that the caller may have after it.
+    """Map each op to the gradients that are complete after it, so the caller may take them.
 
     Neither the gradient's memory nor its parameter's is read or written later, by an op or by a
     message in flight. Leaves out gradients that share memory with other results. joined: the op
@@ -65,9 +65,10 @@ def completions(
 
 
 def _last_touches_of_memory(program: Program) -> dict[SSAValue, int]:
-    """Return, by the value that has the memory, the place of the last op that reads or writes it.
+    """Map each value that owns memory to the index of the last op that reads or writes it.
 
-    A message in flight reads until its wait, and the return reads all but unshared gradients.
+    An asynchronous collective reads until its wait. The return reads all results, except for
+    gradients that share their memory with no other result.
     """
     ops = [*program.ops, program.return_op]
     places = {op: place for place, op in enumerate(ops)}
@@ -93,7 +94,7 @@ def _last_touches_of_memory(program: Program) -> dict[SSAValue, int]:
 
 
 def free_name(word: str, taken: set[str], joint: str = "") -> str:
-    """Return `word`, with `joint` and a number if it is in `taken`; add the name to `taken`."""
+    """Return `word`, with `joint` and a number appended if it is taken; add it to `taken`."""
     name, count = word, 1
     while name in taken:
         count += 1

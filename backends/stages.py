@@ -142,11 +142,11 @@ class StagedStep(ABC, Generic[V]):
 
     @abstractmethod
     def give(self, slots: Slots, slot: Slot, value: V) -> None:
-        """Take a result of the whole step."""
+        """Receive a result of the whole step."""
 
     @abstractmethod
     def scalar(self, number: int, dtype: torch.dtype) -> V:
-        """Make the number of a micro-batch a value."""
+        """Return the number of a micro-batch as a scalar value of `dtype`."""
 
     @abstractmethod
     def taken(self, value: V, cut: Cut, number: int) -> V:

@@ -11,7 +11,6 @@ simulated on a preset. Compared are the chain model's choice, the same refined b
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -24,28 +23,32 @@ from shardweave.driver.models.models import build_example
 from shardweave.ir.capture.capture import capture
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
-from shardweave.planners.auto.proposals import REFINED
 from shardweave.planners.call import call_planner
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.lower import RECENT, Lowerings
 from shardweave.planners.oases.chain import linearise, runs
 from shardweave.planners.oases.degree import Axes, plan_of_degrees
-from shardweave.planners.oases.planner import plan_oases
+from shardweave.planners.oases.planner import REFINED, plan_oases
 from shardweave.planners.oases.program import ChainOptions, chain_of_program
 from shardweave.planners.plan.plan_parts import Predicted
 from shardweave.planners.predict.predict import predict_plan
 
 MESH = Mesh(data=2, tensor=4)
-CASES: Mapping[str, tuple[int, int]] = {"2048": (2048, 32), "4096": (4096, 16)}
-"""Hidden size and batch, by name."""
+CASES: tuple[tuple[int, int, bool], ...] = (
+    (2048, 32, True), (4096, 16, True), (2048, 32, False), (4096, 16, False),
+)  # fmt: skip
+"""Hidden size, batch, and whether the head has the weight of the embedding. The paper's chain is of
+layers alone; a tied weight adds costs that depend on the first block and the last, which no chain
+of neighbours has."""
 
 CLUSTERS = ("oases-3090", "oases-nvlink-3090")
 RECOMPUTE, SCHEDULE = "after-communication", "cross-pass"
 
 
-def captured(hidden: int, batch: int) -> Program:
+def captured(hidden: int, batch: int, *, tied: bool) -> Program:
     """One layer and its head, heads of 64 features as in the paper."""
     spec = f"gpt:layers=1,hidden={hidden},heads={hidden // 64},vocab=51200,seq=1024,batch={batch}"
+    spec += f",tie={str(tied).lower()}"
     with FakeTensorMode():
         example = build_example(spec, dtype=torch.float32)
         return capture(example.module, kwargs=example.kwargs)
@@ -69,8 +72,8 @@ def row_of(program: Program, name: str) -> dict[str, Any]:
         estimated[degrees] = costs.time_s(path), float(sum(chain.memory_parts(path)))
     fitting = {degrees: one.time_s for degrees, one in simulated.items() if one.fits}
     best = min(fitting, key=lambda degrees: fitting[degrees])
-    literal = plan_oases(program, MESH, cluster=cluster)
-    refined = plan_oases(program, MESH, cluster=cluster, refine=REFINED)
+    literal = plan_oases(program, MESH, cluster=cluster, refine=0)
+    refined = plan_oases(program, MESH, cluster=cluster)
     chosen = predict_plan(lowerings, literal, cluster)
     auto = call_planner("auto", program, MESH, cluster=name)
     assert refined.predicted is not None, "refined degrees are simulated"
@@ -102,13 +105,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Print a line for each case, and return them."""
     rows: list[dict[str, Any]] = []
-    for hidden, batch in list(CASES.values())[: 1 if options.quick else None]:
-        program = captured(hidden, batch)
+    for hidden, batch, tied in CASES[: 1 if options.quick else None]:
+        program = captured(hidden, batch, tied=tied)
         for name in CLUSTERS[: 1 if options.quick else None]:
-            row = {"cluster": name, "hidden": hidden, "batch": batch, **row_of(program, name)}
+            case = {"cluster": name, "hidden": hidden, "batch": batch, "tied": tied}
+            row = {**case, **row_of(program, name)}
             rows.append(row)
             print(
-                f"{name}, hidden {hidden}: {row['assignments']} assignments, {row['fit']} fit; "
+                f"{name}, hidden {hidden}, tied {tied}: {row['assignments']} assignments, "
+                f"{row['fit']} fit; "
                 f"best {row['best']} in {1e3 * row['best_s']:.1f} ms; "
                 f"Spearman {row['spearman']:.2f}; model {row['model']} "
                 f"{row['model_regret']:.1%}, refined {row['refined']} "

@@ -28,7 +28,12 @@ from rich.table import Table
 
 from shardweave.benchmarks.baselines.boosted_trees import TreeChooser
 from shardweave.benchmarks.baselines.random_trials import RandomChooser
-from shardweave.benchmarks.oppa_literal import CorrectedMemory, CorrectedThroughput
+from shardweave.benchmarks.oppa_literal import (
+    CorrectedMemory,
+    CorrectedThroughput,
+    LiteralMemory,
+    LiteralThroughput,
+)
 from shardweave.benchmarks.oppa_space import SearchSpace
 from shardweave.benchmarks.oppa_step_model import StepModel, Transformer
 from shardweave.benchmarks.oppa_trials import CostModelChooser, SimulatedTrial, StoppedTrial
@@ -79,6 +84,7 @@ STEPS_TRIED = 20
 METHODS: Mapping[str, Chooser] = {
     "oppa, extended": BayesianChooser(),
     "oppa, corrected": BayesianChooser(CorrectedThroughput(), CorrectedMemory()),
+    "oppa, literal": BayesianChooser(LiteralThroughput(), LiteralMemory()),
     "standard BO": BayesianChooser(None, None),
     "random": RandomChooser(),
     "boosted trees": TreeChooser(),

@@ -89,6 +89,10 @@ def oases(given: Results) -> Iterator[Comparison]:
         for cluster, row in by_cluster.items():
             over = baselines["published_figure_5"][f"{name}_vs_Merak"]
             yield span("Figure 5", f"{name}, {cluster}: over Merak", over, row["over_merak"])
+    for row in given["oases_degrees"]["rows"]:
+        if not row["tied"]:
+            what = f"{row['cluster']}, hidden {row['hidden']}: Spearman of the chain model"
+            yield span("Figure 6", what, baselines["published_spearman"], row["spearman"])
     for row in given["oases_planner"]["rows"]:
         paper = row["paper"]
         if paper is not None:
@@ -115,6 +119,9 @@ def axonn(given: Results) -> Iterator[Comparison]:
     for key in ("aware_hits_in_top5", "rank_of_best_aware"):
         what = key.replace("_", " ")
         yield number("Figure 7", what, paper[key], grids[key], ".0f")
+    what = "rank of best by Equation 10 as printed"
+    best = paper["rank_of_best_aware"]
+    yield number("Figure 7", what, best, grids["rank_of_best_printed"], ".0f")
     exposed = overlap["figure_10"]["published_exposed_s"]
     ours = {name: overlap["figure_10"][name]["exposed_s"] for name in ("AxoNN", "ZeRO-3")}
     both = ranked({name: exposed[name] for name in ours})
@@ -181,6 +188,7 @@ PAPERS: dict[str, tuple[Callable[[Results], Iterator[Comparison]], dict[str, lis
         {
             "oases_table3": ["oases_table3.py"],
             "oases_baselines": [PLANNERS, "oases-baselines"],
+            "oases_degrees": [PLANNERS, "oases-degrees"],
             "oases_planner": [PLANNERS, "oases"],
         },
     ),

@@ -52,11 +52,11 @@ MOMENTS = ("before", "connecting", "joining", "compiling", "step", "saving")
 
 
 def _cases() -> Iterator[Case]:
-    yield Case("rank 1 is never started", {1: "absent"}, r"rank 1 of 2 did not come to 127", (0,))
-    yield Case("rank 0 is never started", {0: "absent"}, r"rank 0 of 2 did not come to 127", (1,))
+    yield Case("rank 1 is never started", {1: "absent"}, r"rank 1 of 2 did not join at 127", (0,))
+    yield Case("rank 0 is never started", {0: "absent"}, r"rank 0 of 2 did not join at 127", (1,))
     yield Case(
         "another program has the port",
-        says=r"rank 0 cannot listen at .*EADDRINUSE|rank 0 of 2 did not come to 127",
+        says=r"rank 0 cannot listen at .*EADDRINUSE|rank 0 of 2 did not join at 127",
         port=True,
     )
     for victim in (0, 1):

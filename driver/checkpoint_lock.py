@@ -2,8 +2,9 @@
 
 The lock is a file that names its holder. A holder that was killed leaves it behind: it is stale if
 its process has ended, or, where this machine cannot see that process, if nobody has touched it for
-a while. Who takes over a stale lock says so. Every save writes under a name of its own, and asks
-for its lock again before it is complete: so a holder that was only asleep fails, and mixes nothing.
+a while. Taking over a stale lock gives a warning. Every save writes under a unique name, and
+completes only if it still holds the lock: a holder that was merely suspended fails then, and no
+files get mixed.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class FolderLock:
         holder = _holder(self._path)
         if holder.get("token") != self.token:
             raise CheckpointError(
-                f"{_described(holder)} took over this save, since it had not progressed for "
+                f"{_described(holder)} took over this save, which had not progressed for "
                 f"{STALE_S:.0f} s; give each run a folder of its own."
             )
 

@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Who reads the output, such as `head`, has enough, and nothing is wrong.
+        # The reader of the output, such as `head`, has closed it: that is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
     except Exception as error:  # noqa: BLE001  the last place that can tell the user
@@ -119,7 +119,7 @@ def _listed(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
 def _report_error(error: Exception, debug: bool) -> int:
     """Say what went wrong: one line for bad input, everything else with its traceback."""
     if _is_of_memory(error):
-        words = "the memory of this machine is out; give a smaller model, batch or mesh."
+        words = "this machine is out of memory; give a smaller model, batch or mesh."
         error = ValueError(words).with_traceback(error.__traceback__)
     is_plain = isinstance(error, PLAIN)
     if launch.is_launched():
@@ -137,7 +137,7 @@ def _report_error(error: Exception, debug: bool) -> int:
 
 
 def _is_of_memory(error: Exception) -> bool:
-    """True if memory is out, as Python says it, or torch for the CPU or a GPU."""
+    """True for out-of-memory errors: of Python, and of torch on the CPU or a GPU."""
     is_torch = type(error).__name__ == "OutOfMemoryError"
     return isinstance(error, MemoryError) or is_torch or "can't allocate memory" in str(error)
 
@@ -146,5 +146,5 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"'{error.filename}': {error.strerror}; give the path of another file."
     if isinstance(error, UnicodeDecodeError):
-        return f"what was read is not text (at byte {error.start}); give a text, as the help says."
+        return f"the input is not text (at byte {error.start}); give a text file, see --help."
     return " ".join(str(error).split()) or type(error).__name__

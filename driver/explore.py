@@ -71,9 +71,9 @@ def explore(
         mesh: By default the program's own.
         title: Of the page.
         optimizer_multiplier: Bytes of optimizer state per byte of parameters (2 for Adam); None:
-            those of Adam in the precision, which is each plan's own.
-        precision, update: As a plan says them; of plans, each one's own.
-        observer: Sees each pass, too.
+            Adam's in `precision`.
+        precision, update: As in `Plan`; if plans are given, their own are used.
+        observer: Is called for each pass, too.
 
     Raises ValueError for a program that is not well formed, for no plans or a plan that does not
     fit, PassError if a pass fails, ClusterError for a mesh that the cluster has no devices for.

@@ -35,7 +35,8 @@ def parse_targets(text: str) -> list[str]:
 
 
 def write_kernels(program: Program, targets: Sequence[str], folder: Path) -> bool:
-    """Write a program's kernels, fused or not; return whether all of them run on every target."""
+    """Write and compile the kernels of a program, which is fused first if it has no regions; return
+    whether all of them run on every target."""
     check(program)
     if not has_regions(program):
         with unheard():

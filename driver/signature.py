@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 def taking(given: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Make a decorator for a function of one dataclass: it takes the dataclass's fields instead."""
+    """Return a decorator that turns a function of one dataclass into a function of its fields."""
 
     def decorated(function: Callable[..., R]) -> Callable[P, R]:
         own = inspect.signature(function)

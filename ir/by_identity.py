@@ -1,4 +1,4 @@
-"""A cache keyed by identities of objects: hashing attributes takes longer than decoding them."""
+"""A cache keyed by the ids of objects, since hashing xDSL's attributes is slow."""
 
 from __future__ import annotations
 

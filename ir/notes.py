@@ -1,4 +1,4 @@
-"""Warnings at the line of the user's code that asked for what they are about, and log lines."""
+"""Warnings that point to the line of the user's code that caused them, and log lines."""
 
 from __future__ import annotations
 

@@ -55,9 +55,9 @@ _A = TypeVar("_A", bound=Attribute)
 class TextLexer(MLIRLexer):
     """xDSL's lexer with two differences.
 
-    Its pattern for strings takes exponential time where a quote is never closed, so that a slip
-    of the pen would hang; possessive quantifiers never go back. And a string with letters beyond
-    ASCII is printed in escapes that would come back as bytes: a module named "Größe", a path
+    Its pattern for strings takes exponential time where a quote is never closed, so that a typing
+    error would hang the parser; possessive quantifiers never go back. And a string with letters
+    beyond ASCII is printed in escapes that would come back as bytes: a module named "Größe", a path
     with an accent.
     """
 

@@ -1,1 +1,1 @@
-"""Passes, which change programs: one a file, one registry as data."""
+"""Passes change programs; `registry` and `presets` list them by name."""

@@ -1,7 +1,7 @@
-"""Notes of passes, which are no errors: nothing to do, or an option without effect.
+"""Notes: remarks of a pass that are not errors, such as that it had nothing to do.
 
-A pass calls `note` with a sentence that says why, and what to do. Python warns (`PassNote`), the
-command line prints it.
+A pass calls `note` with a sentence that says why, and what to do. By default a note is a Python
+warning (`PassNote`); the command line prints it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def note(text: str) -> None:
 
 
 def is_heard() -> bool:
-    """True if anybody listens to notes; if not, a pass can skip the search for what to note."""
+    """True unless notes are dropped; if they are, a pass can skip the search for what to note."""
     return _listener.get() is not drop
 
 
@@ -46,7 +46,7 @@ def drop(text: str) -> None:
 
 @contextmanager
 def heard_by(listener: Listener) -> Generator[None]:
-    """Give notes to `listener` instead of warning."""
+    """Context manager: notes go to `listener` instead of becoming warnings."""
     token = _listener.set(listener)
     try:
         yield
@@ -56,8 +56,8 @@ def heard_by(listener: Listener) -> Generator[None]:
 
 @contextmanager
 def heard_from(passes: Collection[str], listener: Listener) -> Generator[None]:
-    """Send notes that begin with the name of one of `passes` to `listener`; drop other notes.
-    `listener` may be `note` itself, which then sends the notes to the previous listener."""
+    """Context manager: send notes that begin with the name of a pass in `passes` to `listener`,
+    drop others. If `listener` is `note`, they go to the previous listener."""
     before = _listener.get()
 
     def hear(text: str) -> None:
@@ -71,6 +71,6 @@ def heard_from(passes: Collection[str], listener: Listener) -> Generator[None]:
 
 @contextmanager
 def unheard() -> Generator[None]:
-    """Drop all notes, for passes that the user did not ask for."""
+    """Context manager: drop all notes, for passes that the user did not ask for."""
     with heard_by(drop):
         yield

@@ -25,11 +25,10 @@ CONTEXT = 1
 
 
 def changed_text(before: str, after: str) -> str:
-    """The changed lines, marked `-` and `+`, with context; the head of a hunk names layer and
-    phase.
+    """Return a diff of two program texts; each hunk's header names its layer and phase.
 
-    Each argument and each result of the function counts as a line. Empty if nothing changed. For
-    each hunk it takes time linear in the texts, since nearly all lines are distinct.
+    Each argument and each result of the function is a line of its own. Empty if nothing changed.
+    Takes time linear in the texts for each hunk, since nearly all lines are distinct.
     """
     lines = list(unified_diff(_lines(before), _lines(after), lineterm="", n=CONTEXT))[2:]
     heads = [place for place, line in enumerate(lines) if line.startswith("@@")]
@@ -70,7 +69,7 @@ class Observer:
 
 
 class Observers(Observer):
-    """Several observers as one, nested: the last is called closest to the pass."""
+    """Several observers as one: the last one's `before` is called last, and its `after` first."""
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._observers = tuple(observers)
@@ -90,7 +89,7 @@ class Observers(Observer):
 
 @dataclass(frozen=True)
 class PassRecord:
-    """Measurements of a pass. num_ops: the program's number of ops before and after the pass."""
+    """Measurements of one pass. num_ops: ops in the program before and after the pass."""
 
     spec: str
     seconds: float
@@ -208,7 +207,7 @@ class NameDump(Observer):
     """Adds to a failing pass's error how to dump the program before it; writes no file."""
 
     def failed(self, pass_: ModulePass, error: Exception) -> None:
-        error.add_note(f"--dump-dir FOLDER keeps the program before pass '{pass_.name}'")
+        error.add_note(f"run with --dump-dir FOLDER to keep the program before pass '{pass_.name}'")
 
 
 def num_ops(program: Program) -> int:

@@ -1,4 +1,4 @@
-"""Running passes over a program."""
+"""Pipelines: passes that run over a program one after another."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def parse_passes(spec: str) -> tuple[ModulePass, ...]:
 
 
 def _made(spec: ArgSpec) -> tuple[ModulePass, ...]:
-    """The pass that a spec names, with its options, or the passes of a preset."""
+    """Create the pass that a spec names, with its options, or the passes of a preset."""
     preset = preset_of(spec.name)
     if preset is not None:
         if spec.parameters:

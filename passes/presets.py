@@ -46,16 +46,16 @@ PRESETS: dict[str, str] = {
 """`name` -> spec, which may name other presets."""
 
 SUMMARIES: dict[str, str] = {
-    "partition": "Shard the program; every message blocks where it stands.",
-    "default": "Shard it, bucket messages, overlap them with compute: what sw.compile runs.",
-    "sub-batches": "Shard it in two sub-batches that run one after another.",
-    "kernels": "Fuse what is between library products: what the Triton backend runs.",
-    "recompute": "Keep only the inputs of layers, and recompute the rest (Megatron's default).",
-    "megatron": "Shard, recompute layers, wait for every collective at once.",
-    "merak": "Two sub-batches that hide each other's communication within each pass (Merak).",
-    "domino": "The same, and nothing is recomputed (Domino).",
-    "axonn": "Recompute layers, keep gathered weights, AxoNN's order of messages.",
-    "oases": "As merak, across passes, without recomputed collectives (Oases).",
+    "partition": "Shard the program; every collective blocks where it stands.",
+    "default": "Shard the program, join collectives, overlap them with compute, as sw.compile.",
+    "sub-batches": "Shard the program in two sub-batches, one after the other.",
+    "kernels": "Fuse all ops but matrix products into kernels, as the Triton backend does.",
+    "recompute": "Keep only the inputs of blocks, and recompute the rest (Megatron's default).",
+    "megatron": "Shard, recompute blocks, wait for every collective at once.",
+    "merak": "Two sub-batches; one computes while the other communicates, in each pass (Merak).",
+    "domino": "As preset:merak, but without recomputation (Domino).",
+    "axonn": "Recompute blocks, but keep gathered weights; order collectives as AxoNN does.",
+    "oases": "As preset:merak, across passes, without recomputed collectives (Oases).",
 }
 
 _STRING_OR_PRESET = re.compile(r'"(?:[^"\\]|\\.)*"|\bpreset:')

@@ -17,7 +17,7 @@ _Result = TypeVar("_Result")
 
 
 class Analyses:
-    """Analyses of one program, each computed at first use. Call `forget` after a change of it."""
+    """Analyses of one program, each computed at first use; passes that change it call `forget`."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -35,7 +35,7 @@ class Analyses:
 
 
 class PassOnProgram(ModulePass):
-    """Base of passes on a Program, which `run` changes in place: by function if it is staged."""
+    """Base of passes that change a Program in place; `run` gets one function at a time."""
 
     @abstractmethod
     def run(self, program: Program) -> None: ...
@@ -46,7 +46,7 @@ class PassOnProgram(ModulePass):
 
 
 class PassWithAnalyses(PassOnProgram):
-    """Base of passes that read analyses of a program, shared between them by a pipeline."""
+    """Base of passes that read analyses of a program; the passes of a pipeline share them."""
 
     @abstractmethod
     def rewrite(self, program: Program, analyses: Analyses) -> None:

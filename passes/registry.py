@@ -28,6 +28,7 @@ PASSES: dict[str, str] = {
     "insert-collectives": "shardweave.passes.partition.insert_collectives:InsertCollectivesPass",
     "merge-collectives": "shardweave.passes.messages.merge_collectives:MergeCollectivesPass",
     "offload-activations": ("shardweave.passes.memory.offload_activations:OffloadActivationsPass"),
+    "offload-states": "shardweave.passes.memory.offload_states:OffloadStatesPass",
     "propagate-shardings": "shardweave.passes.partition.propagate_shardings:PropagateShardingsPass",
     "recompute-producers": "shardweave.passes.kernels.recompute_producers:RecomputeProducersPass",
     "reduce-in": "shardweave.passes.messages.reduce_in:ReduceInPass",
@@ -51,7 +52,7 @@ GENERATED: dict[str, str] = {}
 
 
 def find_pass(name: str) -> type[ModulePass]:
-    """The pass class of a registered name. ValueError, with similar names, for other names."""
+    """Return the pass class of a registered name; an unknown name is a ValueError."""
     target = PASSES.get(name) or GENERATED.get(name)
     if target is None:
         known = sorted([*PASSES, *GENERATED])

@@ -1,1 +1,1 @@
-"""Planning: clusters, costs, the simulator and plans, one planner a folder."""
+"""Plans and the planners that choose them; clusters, costs and the simulator that price them."""

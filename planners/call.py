@@ -1,4 +1,4 @@
-"""Calls of planners by name, each with only the arguments that its function takes."""
+"""Calling planners by name, each with only the arguments that its function takes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _options_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def chooses_mesh(name: str) -> bool:
-    """True if a planner chooses a mesh if it is called without one."""
+    """True if a planner can be called without a mesh, and then chooses one."""
     hint = get_type_hints(planner_function(name)).get("mesh")
     return types.NoneType in get_args(hint)
 
@@ -71,7 +71,7 @@ def require_cluster(name: str, cluster: ClusterLike | None, *, is_mesh_given: bo
     if parameter.default is inspect.Parameter.empty or not is_mesh_given:
         raise ValueError(
             f"planner '{name}' needs a cluster; give a preset's name or a file to `shardweave "
-            "plan --cluster` or to sw.plan(cluster=..), and run the plan that it makes."
+            "plan --cluster` or to sw.plan(cluster=..), then run the resulting plan."
         )
 
 

@@ -1,4 +1,4 @@
-"""Making plans from planners, files and dicts, and predicting their steps on a cluster."""
+"""Making plans by planners, from files and from dicts, and predicting their steps on a cluster."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def on_cluster(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:
 
 
 def _notes_on_idle_devices(plan: Plan, cluster: ClusterLike) -> list[str]:
-    """Return a note if a plan's mesh has fewer devices than the cluster, else an empty list."""
+    """Return a note if a plan's mesh leaves devices of the cluster unused, else an empty list."""
     goal, used = find_cluster(cluster), math.prod(plan.mesh.values())
     if used >= goal.num_devices:
         return []
@@ -104,7 +104,7 @@ def simulated(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:
 
 
 def mesh_of_plan(given: PlanLike | None) -> Mesh | None:
-    """Return the mesh of a Plan or a plan's file; None without a mesh, or for anything else."""
+    """Return the mesh of a Plan or of a plan's file; None if it has none, or for other types."""
     if isinstance(given, str | Path) and str(given) not in PLANNERS and Path(given).is_file():
         given = Plan.load(given)
     if not isinstance(given, Plan):
@@ -115,7 +115,7 @@ def mesh_of_plan(given: PlanLike | None) -> Mesh | None:
 def check_resolvable(
     given: PlanLike, cluster: ClusterLike | None = None, *, sequence_parallel: bool = False
 ) -> None:
-    """Raise ValueError for a plan or options that fit no program, before one is captured."""
+    """Raise ValueError for a plan or options that no program can have, before it is captured."""
     if not isinstance(given, Plan | str | Path | Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanError(
             f"the plan is a {type(given).__name__}; give a planner's name, the path of a plan's "

@@ -26,7 +26,7 @@ FIRST_CALLS = 3
 
 
 class _Part(NamedTuple):
-    """A rank's shard of a tensor. shard: its index; shards of equal index must be equal."""
+    """Digest of a rank's shard of a tensor. Shards of equal index `shard` must be equal."""
 
     name: str
     shard: tuple[int, ...]
@@ -71,13 +71,13 @@ def check_gradients(gradients: Mapping[str, Tensor]) -> None:
 def check_outputs(outputs: Mapping[str, Tensor]) -> None:
     """Raises AgreementError on every rank unless ranks agree on scalar outputs. Collective."""
     scalars = {name: x for name, x in outputs.items() if x.ndim == 0}
-    advice = "all ranks have summed the same terms: this is a defect, or of a device"
+    advice = "all ranks computed it from the same terms, so shardweave or a device has a defect"
     check_replicas("output", scalars, advice)
 
 
 def check_replicas(kind: str, tensors: Mapping[str, Tensor], advice: str) -> None:
     """Raises AgreementError on every rank unless ranks with the same shard of a tensor have equal
-    values. kind: names the tensors with their names. advice: ends the message. Collective."""
+    values. kind: word for the tensors, such as "input". advice: ends the message. Collective."""
     parts = [_Part(name, place_of_part(x), _digest(x)) for name, x in tensors.items()]
     everyone = gathered_from_ranks(parts)
     for number, (name, _, _) in enumerate(parts):

@@ -37,7 +37,7 @@ from shardweave.planners.plan.zero import BATCH_AXES
 LOCAL, GLOBAL = "local", "global"
 """The two kinds of inputs: a rank's own rows, or the global batch, the same on all ranks."""
 
-_SAME_ROWS = ("tensor", "context")
+_SAME_ROWS = ("tensor", "context", "space")
 """Mesh axes whose ranks work on the same rows, besides the stage axis."""
 
 _ADVICE = "pad inputs to one length on all ranks, as only the number of rows may differ"
@@ -45,8 +45,8 @@ _ADVICE = "pad inputs to one length on all ranks, as only the number of rows may
 
 def axes_of_rows(mesh: Mesh, cut: Collection[str] = ()) -> tuple[str, ...]:
     """Return the mesh axes along which ranks have different rows: `replica`, `data` and `cut`, and
-    their parts, except `tensor`, `context` and stages. cut: the axes over which a plan shards dim 0
-    of inputs."""
+    their sub-axes, except `tensor`, `context`, `space` and stages. cut: the axes over which a plan
+    shards dim 0 of inputs."""
     chosen = {*BATCH_AXES, *cut}.difference(_SAME_ROWS)
     space = [axis for axis in mesh.device_axes if axis.kind == "space" and axis.size > 1]
     return tuple(a.name for a in space if not chosen.isdisjoint((a.name, whole_axis(a.name))))
@@ -60,7 +60,7 @@ def names_of_rows(inputs: Mapping[str, Tensor]) -> frozenset[str]:
 
 
 def grown(call: StepCall, mesh: Mesh) -> StepCall:
-    """Make the call with the global batch, whose rows are this call's rows once for each rank."""
+    """Return the call for the global batch: rows repeated once per rank along the axes of rows."""
     count, rows = math.prod(mesh.size(axis) for axis in axes_of_rows(mesh)), {}
     for name in names_of_rows(call.inputs):
         tensor = call.inputs[name]
@@ -162,8 +162,8 @@ class _Joined(torch.autograd.Function):
 class LocalRows:
     """Makes the call of the global batch from the calls that ranks make with their own rows.
 
-    axes: mesh axes along which ranks have different rows. example: the example inputs, which show
-    the inputs that hold rows.
+    axes: mesh axes along which ranks have different rows. example: the example inputs, which tell
+    the inputs with rows from others.
     """
 
     def __init__(
@@ -221,13 +221,13 @@ class LocalRows:
 
     @property
     def advice(self) -> str:
-        """Advice for the case that ranks which must have the same rows have different ones."""
+        """Advice for a message: ranks that must give the same rows gave different ones."""
         axes = ", ".join(f"'{axis}'" for axis in self.axes)
-        return f"ranks that do not differ along {axes} are to give the same rows"
+        return f"give the same rows on ranks with equal coordinates on {axes}"
 
     def _names(self, inputs: Mapping[str, Tensor]) -> tuple[frozenset[str], list[str]]:
-        """Return the inputs that hold rows, and those that the example lacks, which hold rows if on
-        every rank they are as long as the others."""
+        """Return the inputs that hold rows, and the inputs that the example lacks. The latter hold
+        rows if on every rank they are as long as the former."""
         plain = {n: t for n, t in inputs.items() if t.ndim and not isinstance(t, DTensor)}
         names = frozenset(name for name in plain if self._known.get(name))
         new = [name for name in plain if name not in self._known]

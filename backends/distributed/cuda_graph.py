@@ -40,9 +40,9 @@ class GraphedStep:
 
     Inputs are copied into the memory that the graph reads. Parameters and buffers are not copied:
     they may change in place, but if one has moved to other memory, the step is captured again.
-    Gradients are returned in the memory that the graph writes: before the next replay, those still
-    in use are copied to memory of their own. Thus gradients that are set to None between steps are
-    never copied. Other results are always copied. Raises ValueError if not on a GPU.
+    Gradients are returned in the memory that the graph writes; those still in use at the next
+    replay are moved to memory of their own first, so gradients set to None between steps are never
+    copied. Other results are always copied. Raises ValueError if not on a GPU.
     """
 
     def __init__(self, run: StepFunction) -> None:
@@ -51,7 +51,7 @@ class GraphedStep:
         self._given: dict[Key, Tensor] = {}
         self._results: dict[Key, Tensor] = {}
         self._users: dict[Key, int] = {}
-        """Number of users of each result's memory before it was returned."""
+        """Reference count of each result's memory when the result was returned."""
         self._handed: dict[Key, weakref.ref[Tensor]] = {}
         self._copied: set[Key] = set()
         """Results to copy at each call: they share memory, or had views in use at a replay."""

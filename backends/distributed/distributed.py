@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from shardweave.backends.distributed.emitted_runner import EmittedRunner
 from shardweave.backends.distributed.layout import as_dtensor, placements_of, whole
 from shardweave.backends.distributed.pipeline import StagedRunner, holders_of
 from shardweave.backends.distributed.runtime import Runtime
+from shardweave.backends.optimizers.hook import keep_states_on_host
 from shardweave.backends.programs import Key
 from shardweave.backends.state.initial import Source
 from shardweave.backends.state.mesh_tensor import MeshTensor, of_mesh
@@ -64,7 +65,7 @@ class DistributedBackend(Backend):
         if program.is_local and own is not None and own.device_axes != mesh.device_axes:
             raise ValueError(
                 f"the program is for mesh {program.mesh}, but the runtime has mesh {mesh}; use "
-                "the same."
+                "one mesh for both."
             )
         if not program.is_local and mesh.num_devices > 1:
             raise ValueError(
@@ -85,6 +86,9 @@ class DistributedBackend(Backend):
             cuda_graph=self.cuda_graph,
             pending=pending,
         )
+
+    def keep_states_on_host(self, parameters: Iterable[Tensor]) -> None:
+        keep_states_on_host(parameters, self.runtime)
 
     def _check_holders(self, program: Program) -> None:
         """Raises ValueError if a parameter's gradient is computed on other stages than those that

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardweave.ir.dialects.dist_ring import borders, narrowed, widened
 from shardweave.ir.mesh.shards import merge_blocks
 
 
@@ -110,15 +111,21 @@ def here(x: Tensor) -> InFlight:
     return InFlight(None, lambda: x)
 
 
-def start_copy(x: Tensor, target: torch.device) -> InFlight:
+def start_copy(x: Tensor, target: torch.device, into: Tensor | None = None) -> InFlight:
     """Start a contiguous copy of a tensor between a GPU and pinned host memory, on a stream of its
     own. If neither device is a GPU, the copy is made at once. Torch's allocator keeps pinned memory
-    for the next step."""
+    for the next step. into: a tensor to copy to; None: a new one."""
     gpu = next((place for place in (x.device, target) if place.type == "cuda"), None)
     if gpu is None:
-        return here(x.to(target, copy=True, memory_format=torch.contiguous_format))
+        if into is None:
+            into = x.to(target, copy=True, memory_format=torch.contiguous_format)
+        else:
+            into.copy_(x)
+        return here(into)
     x = x.contiguous()
-    out = torch.empty(x.shape, dtype=x.dtype, device=target, pin_memory=target.type == "cpu")
+    out = into
+    if out is None:
+        out = torch.empty(x.shape, dtype=x.dtype, device=target, pin_memory=target.type == "cpu")
     stream = _copy_stream(gpu)
     stream.wait_stream(torch.cuda.current_stream(gpu))
     with torch.cuda.stream(stream):
@@ -262,6 +269,44 @@ def start_shift(x: Tensor, group: Group) -> InFlight:
     out = torch.empty_like(x)
     work = _exchange(out.view(-1), x.view(-1), goal, source, group)
     return InFlight(work, lambda kept=x: out)
+
+
+def start_halo(
+    x: Tensor,
+    group: Group | None,
+    dim: int,
+    before: int,
+    after: int,
+    edge: str = "",
+    *,
+    adds: bool = False,
+) -> InFlight:
+    """Start `dist.halo`, or (adds) `dist.halo_add`. group: None if it is one rank."""
+    halo, join = (dim, before, after), narrowed if adds else widened
+    if group is None:
+        return here(join(x, halo, None, None, edge))
+    position = group.order.index(group.own)
+    sent: list[Tensor] = [x.new_empty(0)] * group.size
+    counts = [0] * group.size
+    shapes: dict[int, tuple[int, ...]] = {}
+    ends = borders(x, halo, adds=adds)
+    for step, end, other in ((-1, *ends), (1, *ends[::-1])):
+        if 0 <= position + step < group.size:
+            rank = group.order[position + step]
+            # A neighbour sends from its other end.
+            sent[rank], shapes[step], counts[rank] = end.reshape(-1), other.shape, other.numel()
+    received = x.new_empty(sum(counts))
+    work = dist.all_to_all_single(
+        received, torch.cat(sent), counts, list(map(len, sent)), group=group.process_group,
+        async_op=True,
+    )  # fmt: skip
+
+    def arrive() -> Tensor:
+        parts = received.split(counts)
+        given = {step: parts[group.order[position + step]].view(shapes[step]) for step in shapes}
+        return join(x, halo, given.get(-1), given.get(1), edge)
+
+    return InFlight(work, arrive)
 
 
 class _Works(list[Any]):

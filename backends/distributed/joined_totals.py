@@ -20,8 +20,8 @@ TOTALS = ("sum", "part")
 
 @dataclass(frozen=True)
 class JoinedTotals:
-    """Combines the totals of micro-batches that the coordinates of one stage have. Collective among
-    them.
+    """Combines totals over micro-batches from all coordinates of the stage axis that run one stage.
+    Collective among them.
 
     group: the ranks at `places`, the stage's coordinates, with the same other coordinates as this
     rank. place: this rank's coordinate. sums: by name, `sum` or `max`. parts: names of values that

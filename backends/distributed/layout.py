@@ -35,8 +35,8 @@ def placements_of(sharding: Sharding, shape: Sequence[int], mesh: Mesh) -> tuple
         layout = ShardingAttr.of(sharding, tuple(shape))
         raise ValueError(
             f"a tensor of shape {tuple(shape)} cannot be stored as {layout}: DTensor can shard "
-            "an uneven dim over one mesh axis only, in contiguous shards. Store it so, and give "
-            "this sharding under `used` in the plan."
+            "an uneven dim over one mesh axis only, in contiguous shards. Store it in such "
+            "shards, and give this sharding under `used` in the plan."
         )
     placements: list[Placement] = []
     applied = Sharding.replicated(len(shape))

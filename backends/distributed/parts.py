@@ -33,8 +33,8 @@ class Parts:
         }
 
     def pad(self, given: dict[Key, Tensor]) -> None:
-        """Pad the arguments with zeros, in the dict. Removes gradients to add to that lack padding,
-        since a program adds only to tensors of the padded shape."""
+        """Pad the arguments with zeros, in the dict. Removes the caller's unpadded gradients from
+        it, since a program can only add to tensors of the padded shape."""
         for key in self._held:
             given.pop(key, None)
         for key, shape in self._padded.items():

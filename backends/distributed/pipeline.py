@@ -70,8 +70,7 @@ class StagedRunner(JoinedRunner):
 
 
 def homes_of(program: Program) -> dict[str, int]:
-    """Map each output with dims that only one coordinate on the stage axis has to that
-    coordinate."""
+    """Map each output with dims to the coordinate on the stage axis that first returns it."""
     homes: dict[str, int] = {}
     functions = functions_of(program)
     for run in runs_of(program):

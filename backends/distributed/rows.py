@@ -1,7 +1,7 @@
-"""Fetches of rows of a sharded table, and sums into them, by messages between ranks.
+"""Reads of a sharded table's rows by index, and sums into them, by messages between ranks.
 
-All ranks have `routes` (`dist.row_routes`), which tells each the sizes of all messages. Rows are
-sent in the order of their indices, and at most once to a rank.
+All ranks have `routes` (the result of `dist.row_routes`), from which each computes the sizes of all
+messages. Rows are sent in the order of their indices, and at most once to a rank.
 """
 
 from __future__ import annotations

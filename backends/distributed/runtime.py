@@ -100,7 +100,7 @@ class Runtime:
         else:
             _check_world(self.mesh, self.processes)
             watchdog.start()
-            require_same("the mesh", str(self.mesh), "give every rank the same one")
+            require_same("the mesh", str(self.mesh), "give every rank the same mesh")
             self.rank = dist.get_rank()
             self.device = torch.device(device or _default_device())
             self.device_mesh = self._device_mesh()
@@ -170,6 +170,14 @@ class Runtime:
             return [here(x) for x in tensors]
         return in_flight.start_all_reduces(tensors, group, op)
 
+    def start_halo(self, x: Tensor, axes: Sequence[str], **halo: Any) -> InFlight:
+        """Start extending shards by their neighbours' indices: `dist.halo`, with its arguments."""
+        return in_flight.start_halo(x, self.group(axes), **halo)
+
+    def start_halo_add(self, x: Tensor, axes: Sequence[str], **halo: Any) -> InFlight:
+        """Start adding to the neighbours' shards: `dist.halo_add`, with its arguments."""
+        return in_flight.start_halo(x, self.group(axes), adds=True, **halo)
+
     def start_fetch_rows(
         self, table: Tensor, numbers: Tensor, routes: Tensor, axes: Sequence[str]
     ) -> InFlight:
@@ -198,9 +206,9 @@ class Runtime:
         started = KINDS[kind].on_group(x, group, **arguments)
         return started if isinstance(started, InFlight) else here(started)
 
-    def start_to_host(self, x: Tensor) -> InFlight:
-        """Start copying a tensor to the host's memory."""
-        return in_flight.start_copy(x, torch.device("cpu"))
+    def start_to_host(self, x: Tensor, into: Tensor | None = None) -> InFlight:
+        """Start copying a tensor to the host's memory, to `into` or a new tensor."""
+        return in_flight.start_copy(x, torch.device("cpu"), into)
 
     def start_to_device(self, x: Tensor) -> InFlight:
         """Start copying a tensor from the host's memory back to this rank's device."""
@@ -215,6 +223,8 @@ class Runtime:
     reduce_scatter = _waited(start_reduce_scatter)
     all_to_all = _waited(start_all_to_all)
     shift = _waited(start_shift)
+    halo = _waited(start_halo)
+    halo_add = _waited(start_halo_add)
     fetch_rows = _waited(start_fetch_rows)
     add_rows = _waited(start_add_rows)
     to_host = _waited(start_to_host)
@@ -346,7 +356,7 @@ class Runtime:
     def added_product(
         given: Mapping[tuple[str, str], Tensor], key: tuple[str, str], left: Tensor, right: Tensor
     ) -> Tensor:
-        """As `added`, for a gradient that is the product of two matrices."""
+        """Add the product of two matrices to a gradient, as `added` adds a tensor."""
         into = given.get(key)
         return torch.mm(left, right) if into is None else into.addmm_(left, right)
 

@@ -22,8 +22,8 @@ _ADDED = ("grad", "sum")
 @dataclass
 class Additions:
     """Lines of an emitted module that add gradients to the caller's. before, behind: lines by the
-    op that they precede or follow. products: lines that replace an op, a product that adds its
-    result. In `before`, the line that joins partial results of kernels comes first."""
+    op that they precede or follow. products: lines that replace a matrix product by one that adds
+    to the gradient. In `before`, the line that joins kernels' partial results comes first."""
 
     names: Mapping[SSAValue, Code]
     before: dict[Operation, list[str]]
@@ -31,8 +31,9 @@ class Additions:
     products: dict[Operation, str] = field(default_factory=dict[Operation, str])
 
     def add(self, value: SSAValue, after: Operation, key: str) -> None:
-        """Add `value` to the caller's gradient `key`, a pair of kind and name, after an op.
-        A product that can adds by itself instead, which saves a write and a read of memory."""
+        """Add `value` to the caller's gradient `key`, a pair of kind and name, after an op. If the
+        op is a matrix product that can add its result itself, it does, which saves a write and a
+        read of memory."""
         if after is value.owner and adds_its_result(after):
             left, right = (self.names[operand] for operand in after.operands)
             product = f"rt.added_product(given, ({key}), {left}, {right})"
@@ -41,7 +42,7 @@ class Additions:
             self.behind.setdefault(after, []).append(self._addition(value, key))
 
     def add_joined(self, value: SSAValue, key: str, before: Operation) -> None:
-        """Add a value, which is joined from partial results before an op, there."""
+        """Add `value` to gradient `key` before an op, where it is joined from partial results."""
         self.before[before].append(self._addition(value, key))
 
     def _addition(self, value: SSAValue, key: str) -> str:
@@ -63,7 +64,7 @@ def additions_of(
     result is joined; it is added there if no later op reads it.
     """
     num_kernels = sum(isinstance(op, FusedOp) for op in program.ops)
-    join = f"kernels[{num_kernels}]()  # joins results that are in parts"
+    join = f"kernels[{num_kernels}]()  # joins partial results"
     additions = Additions(names, {op: [join] for op in joined.values()})
     gradients = [s for s in program.results if s.kind in _ADDED and s.name not in terms]
     returned = Counter(program.return_op.operands)

@@ -112,7 +112,7 @@ def function_text(op: AtenOp) -> str:
 
 
 def ragged_operand(op: AtenOp, ragged: Collection[SSAValue]) -> SSAValue | None:
-    """The operand with the run-time row count of an op's results; None if their type says it."""
+    """Return the operand with as many rows as an op's ragged results; None if none is ragged."""
     if not ragged or not op.results or op.results[0] not in ragged:
         return None
     return next((value for value in op.operands if value in ragged), None)

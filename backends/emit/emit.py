@@ -43,13 +43,13 @@ _HEADER = '''\
 """{what}
 
 Written by shardweave: {num_ops} ops. `rt` is this rank's runtime, which holds the collectives;
-`given` maps the kind and name of each argument to this rank's part of it; to a gradient or a sum in
-it, the new one is added. {end}
+`given` maps the kind and name of each argument to this rank's shard; gradients and sums in it are
+added to in place. {end}
 """
 '''
 
-_RETURNS = "Returns this rank's part of each result by kind and name."
-_YIELDS = "Puts this rank's part of each result into `results`, and yields after each gradient."
+_RETURNS = "Returns this rank's shard of each result by kind and name."
+_YIELDS = "Puts this rank's shard of each result into `results`, and yields after each gradient."
 
 _IMPORTS = """
 from math import inf, nan

@@ -143,7 +143,7 @@ class JoinedRunner(Runner):
         """Raise AgreementError on every rank unless `text` is equal on all. A collective call."""
         self._number = int(digest_of(text.encode())[:15], 16)
         if self.runtime.mesh.num_devices > 1:
-            require_same("the program", text, "give every rank the same one")
+            require_same("the program", text, "give every rank the same program")
 
     def __call__(self, given: dict[Key, Tensor]) -> dict[Key, Tensor]:
         with self._watched():

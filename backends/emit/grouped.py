@@ -66,8 +66,8 @@ def row_bounds(starts: Tensor, ends: Tensor, *, rows: int, blocks: int, parts: i
     follow = (starts[1:] == ends[:-1]).all() & (starts <= ends).all()
     if not follow & (starts[0] == 0) & (ends[-1] <= rows):
         raise ValueError(
-            f"dist.row_bounds: groups start at {starts.tolist()} and end at {ends.tolist()}, but "
-            f"each of {rows} rows is in one group, sorted; correct the operands."
+            f"dist.row_bounds: groups start at {starts.tolist()} and end at {ends.tolist()}; give "
+            f"groups that follow each other without gaps, from row 0 to at most row {rows}."
         )
     firsts = starts.view(blocks, -1)[:, 0].long()
     lasts = ends.view(blocks, -1)[:, -1].long()

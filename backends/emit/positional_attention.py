@@ -88,7 +88,7 @@ def positional_attention_backward(
     """Compute the gradients of query, key and value. out, logsumexp: results of attention to all
     keys of the model. `key` may be a block of these; the result for the queries is then the block's
     term of their gradient."""
-    # Of a query that sees nothing all weights are 0, whatever finite number stands here.
+    # All weights of a query that sees no key are 0, whatever finite number replaces -inf.
     logsumexp = logsumexp.masked_fill(logsumexp == -math.inf, 0.0)
     pieces = _pieces(attn_mask, query_positions, key_positions)
     if pieces is None:

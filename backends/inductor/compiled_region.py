@@ -71,7 +71,7 @@ class CompiledRegion:
         except (RuntimeError, AssertionError) as error:
             problem = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             warn(
-                f"Inductor does not compile {self._place}; they run one by one: {problem}",
+                f"Inductor cannot compile {self._place}; they run one by one: {problem}",
                 TorchNote,
             )
             return problem

@@ -7,8 +7,9 @@ optimizers, and with results that differ from one process's for others (`torch.o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, ref
 
@@ -23,6 +24,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from shardweave.backends.optimizers.host_states import (
+    Copies,
+    copies_of,
+    groups_of,
+    keep_states,
+    stream,
+)
 from shardweave.backends.optimizers.owned_step import run_owned
 from shardweave.backends.optimizers.owners import Owned, owned_updates
 from shardweave.backends.optimizers.repoint import check_not_replaced
@@ -30,7 +38,7 @@ from shardweave.backends.optimizers.shards import is_everywhere, shapes_of_shard
 from shardweave.backends.optimizers.spread import GATHERED
 from shardweave.backends.optimizers.stand_ins import StandIns
 from shardweave.ir.capture.update.ops_seen import OwnMessagesError, is_torchs
-from shardweave.ir.capture.update.reads import Reads, Sizes, reads_of
+from shardweave.ir.capture.update.reads import Reads, Sizes, reads_of, run_step
 from shardweave.ir.notes import warn
 
 
@@ -39,10 +47,10 @@ class OptimizerNote(UserWarning):
 
 
 class _Running(NamedTuple):
-    """The step that is running. random: restores this rank's own random state after it."""
+    """The step that is running, of an optimizer or its stand-in. ends: called after it."""
 
-    stand_ins: StandIns
-    random: Callable[[], None] | None
+    optimizer: Optimizer
+    ends: Sequence[Callable[[], None]]
 
 
 _MESHES: dict[int, ref[DeviceMesh]] = {}
@@ -50,16 +58,26 @@ _RUNNING: list[_Running] = []
 """The step that is running, if any; at most one."""
 
 _KNOWN: WeakKeyDictionary[Optimizer, tuple[Any, Reads]] = WeakKeyDictionary()
-"""The settings that the reads of an optimizer's last step depend on, and these reads."""
+"""By optimizer: the reads of its last step, and the settings on which they depend."""
 
 
 def watch(mesh: DeviceMesh) -> DeviceMesh:
     """Handle steps of optimizers with parameters on this mesh from now on; returns the mesh."""
-    if not _MESHES:
-        register_optimizer_step_pre_hook(_before)
-        register_optimizer_step_post_hook(_after)
+    _register()
     _MESHES[id(mesh)] = ref(mesh)
     return mesh
+
+
+def keep_states_on_host(parameters: Iterable[Tensor], copies: Copies) -> None:
+    """Keep these parameters' optimizer states on the host between updates from now on."""
+    _register()
+    keep_states(parameters, copies)
+
+
+@cache
+def _register() -> None:
+    register_optimizer_step_pre_hook(_before)
+    register_optimizer_step_post_hook(_after)
 
 
 def _is_ours(parameter: Tensor) -> bool:
@@ -74,14 +92,24 @@ def _before(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Prepare a step; returns the arguments for torch to call it with, a stand-in first."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if not any(map(_is_ours, parameters)):
-        check_not_replaced(parameters)
-        return None
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     has_closure = closure is not None
+    copies = copies_of(parameters)
+    if not any(map(_is_ours, parameters)):
+        check_not_replaced(parameters)
+        if copies is not None and not _is_nested():
+            _stream_plain(optimizer, parameters, copies, has_closure=has_closure)
+        return None
     has_gradient = _have_gradients(parameters, has_closure=has_closure)
     reads = _reads(optimizer, parameters, has_gradient, has_closure=has_closure)
     _check_not_nested(optimizer)
+    ends: list[Callable[[], None]] = []
+    if copies is not None:
+        is_apart = is_torchs(optimizer) and not (reads.full or has_closure)
+        groups = groups_of(parameters, has_gradient if is_apart else None)
+        update = partial(_update, optimizer, parameters)
+        ends.append(stream(optimizer, parameters, groups, copies, update))
+        has_gradient = [has and i in groups[-1] for i, has in enumerate(has_gradient)]
     owned: dict[int, Owned] = {}
     if reads.full and not has_closure:
         owned = owned_updates(optimizer, parameters, _sizes(parameters), reads, has_gradient)
@@ -92,7 +120,8 @@ def _before(
     GATHERED.clear()
     stand_ins = StandIns(optimizer, parameters, reads.full, has_gradient)
     random = _shared_random_state(parameters[0].device) if reads.may_draw else None
-    _RUNNING[:] = [_Running(stand_ins, random)]
+    first = [stand_ins.give_back, partial(_note, optimizer), *([random] if random else [])]
+    _RUNNING[:] = [_Running(stand_ins.first, [*first, *ends])]
     if closure is None:
         return (stand_ins.first, *args[1:]), kwargs
     closure = stand_ins.closure(closure)
@@ -103,27 +132,62 @@ def _before(
 
 def _after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     del kwargs
-    if _RUNNING and _RUNNING[0].stand_ins.first is args[0]:
-        running = _RUNNING.pop()
-        running.stand_ins.give_back()
-        _note(optimizer)
-        if running.random is not None:
-            running.random()
+    if _RUNNING and _RUNNING[0].optimizer is args[0]:
+        for end in _RUNNING.pop().ends:
+            end()
+
+
+def _update(optimizer: Optimizer, parameters: Sequence[Tensor], group: Collection[int]) -> None:
+    """Run the step of the parameters of a group alone, by index."""
+    chosen = [index in group for index in range(len(parameters))]
+    stand_ins = StandIns(optimizer, parameters, (), chosen)
+    run_step(stand_ins.first)
+    stand_ins.give_back()
+
+
+def _stream_plain(
+    optimizer: Optimizer, parameters: Sequence[Tensor], copies: Copies, *, has_closure: bool
+) -> None:
+    """Prepare a step of plain parameters whose states the host keeps: run it for all groups of
+    parameters but the last, for which torch then runs it."""
+    gradients = [parameter.grad for parameter in parameters]
+    has_gradient = [gradient is not None for gradient in gradients]
+    is_apart = is_torchs(optimizer) and not has_closure
+    groups = groups_of(parameters, has_gradient if is_apart else None)
+
+    def show(group: Collection[int]) -> None:
+        for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            parameter.grad = gradient if index in group else None
+
+    def update(group: Collection[int]) -> None:
+        show(group)
+        run_step(optimizer)
+
+    ends = [stream(optimizer, parameters, groups, copies, update)]
+    if len(groups) > 1:
+        show(groups[-1])
+        ends.append(partial(show, range(len(parameters))))
+    _RUNNING[:] = [_Running(optimizer, ends)]
 
 
 def _check_not_nested(optimizer: Optimizer) -> None:
     """Raises ValueError if another optimizer's running step calls this optimizer's step, since both
     would update parameters that the other has copied."""
+    if _is_nested():
+        outer = type(_RUNNING[0].optimizer).__name__
+        raise ValueError(
+            f"the step of optimizer {outer} calls the step of {type(optimizer).__name__}, "
+            f"which is not an attribute of it; make it an attribute of {outer}, or call both "
+            "steps in the training loop."
+        )
+
+
+def _is_nested() -> bool:
+    """True if the running step calls this one."""
     frame = inspect.currentframe() if _RUNNING else None
-    while frame is not None:
-        if frame.f_locals.get("self") is _RUNNING[0].stand_ins.first:
-            outer = type(_RUNNING[0].stand_ins.first).__name__
-            raise ValueError(
-                f"the step of optimizer {outer} calls the step of {type(optimizer).__name__}, "
-                f"which is not an attribute of it; make it an attribute of {outer}, or call both "
-                "steps in the training loop."
-            )
+    while frame is not None and frame.f_locals.get("self") is not _RUNNING[0].optimizer:
         frame = frame.f_back
+    return frame is not None
 
 
 def _have_gradients(parameters: Sequence[Tensor], *, has_closure: bool) -> list[bool]:
@@ -168,7 +232,7 @@ def _reads(
     *,
     has_closure: bool,
 ) -> Reads:
-    """Find the reads of the next step; cached for torch's own optimizers while settings stay."""
+    """Find the tensors that each update of the next step reads; cached for torch's optimizers."""
     sharded = frozenset(i for i, p in enumerate(parameters) if isinstance(p, DTensor))
     is_known = is_torchs(optimizer)
     if has_closure and not is_known:
@@ -213,8 +277,8 @@ def _note(optimizer: Optimizer) -> None:
     """Warn once, on rank 0, if an optimizer's step has gathered full values."""
     if GATHERED and optimizer not in _NOTED and dist.get_rank() == 0:
         warn(
-            f"{type(optimizer).__name__} reads full values of parameters, which each rank gathers "
-            f"in every step, for {', '.join(dict.fromkeys(GATHERED))}.",
+            f"every step of {type(optimizer).__name__} gathers full tensors on each rank, since it "
+            f"calls {', '.join(dict.fromkeys(GATHERED))}, which cannot run on shards.",
             OptimizerNote,
         )
     if GATHERED:

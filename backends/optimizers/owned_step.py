@@ -1,4 +1,4 @@
-"""The step of updates that have owners: two all-to-alls, and the owners' updates between them."""
+"""Updates by owner ranks: an all-to-all of operands, the updates, an all-to-all of results."""
 
 from __future__ import annotations
 

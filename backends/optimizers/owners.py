@@ -33,12 +33,12 @@ _Key = tuple[Any, ...]
 _SIZE = 512
 _MESSAGE_BYTES = 1 << 22
 _LATENCY_S = 50e-6
-"""Latency of a message. Every rank computes an update itself if that takes less."""
+"""Latency of a message. An update that takes less time is computed by every rank itself."""
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """A captured update. has_numbers: whether numbers are arguments, not constants in `parts`."""
+    """A captured update. has_numbers: whether Python numbers are arguments of `parts`."""
 
     parts: CutUpdate
     has_numbers: bool
@@ -52,8 +52,8 @@ _CALLS: WeakKeyDictionary[Optimizer, tuple[_Key, dict[int, Calls]]] = WeakKeyDic
 @dataclass(frozen=True)
 class Owned:
     """The next update of one parameter. owner: the rank that computes it; None if each rank with
-    full values does. state: the optimizer state after the update; its tensors that `parts` computes
-    are on meta."""
+    full values does. state: the optimizer state after the update; tensors that `parts` is still to
+    compute are meta tensors in it."""
 
     parameter: DTensor
     parts: CutUpdate
@@ -106,8 +106,9 @@ def _calls_alike(
     sizes: Sequence[Sizes],
     has_gradient: Sequence[bool],
 ) -> dict[int, Calls]:
-    """Find the calls of the next step of one of torch's optimizers. It treats parameters of equal
-    group settings, shape and state alike, so one of each is examined; cached until these change."""
+    """Find the ops that one of torch's optimizers will run to update each parameter. One
+    parameter is examined of all that have equal group settings, shape and state; cached until
+    these change."""
     groups = [
         tuple((k, v) for k, v in group.items() if k != "params")
         for group in optimizer.param_groups

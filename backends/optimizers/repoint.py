@@ -1,4 +1,4 @@
-"""Optimizers that were made before the parameters of a model became DTensors."""
+"""Optimizers made before `sw.compile`: they are switched to the DTensors that it made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 REPLACED = "_shardweave_replaced"
-"""Attribute of a replaced parameter: its name in the model, where another one is now."""
+"""Attribute set on a parameter that a DTensor has replaced: its name in the model."""
 
 
 def repoint(

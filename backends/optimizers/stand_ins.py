@@ -253,7 +253,7 @@ class StandIns:
 
 
 def _partner(x: Any, objects: dict[int, Any]) -> Any:
-    """Return the object of `objects` for `x`, or its id if `x` is the id of a key; else `x`."""
+    """Return the counterpart of `x`; its id, if `x` is the id of an object; `x` if it has none."""
     if type(x) is int and x in objects:  # as a key by which a tensor is known
         return id(objects[x])
     return objects.get(id(x), x)

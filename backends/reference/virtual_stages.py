@@ -49,8 +49,8 @@ def run_staged(program: Program, values: Mapping[Key, Tensor]) -> dict[Key, Tens
 
 
 def _runs(program: Program) -> Iterator[Run]:
-    """Yield the runs in order. A stage that is at several coordinates holds the same values at each
-    of them, so that what runs once a step runs at the first alone."""
+    """Yield the runs in order. A function that runs once a step runs at only one of its stage's
+    coordinates, since all of these hold the same values."""
     done: set[str] = set()
     for run in runs_of(program):
         if run.function not in done:

@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import (
     Metadata,
     MetadataIndex,
     TensorProperties,
+    TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
@@ -120,8 +121,27 @@ class DataReader(FileSystemReader):
     run."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Read `.metadata`. Raises UnpicklingError if it names other classes or is damaged."""
         del args, kwargs
-        return _Unpickler(io.BytesIO((self.path / ".metadata").read_bytes())).load()  # pyright: ignore[reportAttributeAccessIssue, reportOperatorIssue]
+        saved = _Unpickler(io.BytesIO((self.path / ".metadata").read_bytes())).load()  # pyright: ignore[reportAttributeAccessIssue, reportOperatorIssue]
+        entries = getattr(saved, "state_dict_metadata", None)
+        if not isinstance(entries, dict):
+            raise pickle.UnpicklingError("its metadata is damaged")
+        for name, entry in cast("dict[str, Any]", entries).items():
+            if isinstance(entry, TensorStorageMetadata) and not _is_whole(entry):
+                raise pickle.UnpicklingError(f"the metadata of its tensor '{name}' is damaged")
+        return saved
+
+
+def _is_whole(entry: Any) -> bool:
+    """True if the metadata of a tensor has a shape, a dtype and chunks of that many dims."""
+    if not {"properties", "size", "chunks"} <= vars(entry).keys():
+        return False
+    boxes = [(getattr(c, "offsets", None), getattr(c, "sizes", None)) for c in entry.chunks]
+    sizes = [entry.size, *(size for box in boxes for size in box)]
+    is_shaped = all(isinstance(size, torch.Size) for size in sizes)
+    dtype = getattr(entry.properties, "dtype", None)
+    return is_shaped and isinstance(dtype, torch.dtype) and len({len(s) for s in sizes}) == 1
 
 
 _RECORDS = {
@@ -151,4 +171,4 @@ class _Unpickler(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or name in _RECORDS.get(module, ()):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"metadata of a checkpoint holds no {module}.{name}")
+        raise pickle.UnpicklingError(f"a checkpoint's metadata may not refer to {module}.{name}")

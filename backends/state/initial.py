@@ -246,9 +246,9 @@ def initial_values(
 
 @contextmanager
 def _fakes_in(model: nn.Module) -> Iterator[dict[int, tuple[str, Tensor]]]:
-    """Within it, fake tensors replace a model's tensors. Yields, by id of each tensor on the meta
-    device, its name and fake. Afterwards the tensors are put back, except for those on the meta
-    device that the model's functions have replaced by tensors with values."""
+    """Context in which fake tensors replace a model's tensors. Yields, by id of each tensor on the
+    meta device, its name and fake. Afterwards the tensors are put back, except for those on the
+    meta device that the model's functions have replaced by tensors with values."""
     fakes: dict[int, Tensor] = {}
     absent: dict[int, tuple[str, Tensor]] = {}
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -318,5 +318,5 @@ def _explained(name: str, function: Callable[..., Any], *args: Any) -> None:
         raise ValueError(
             f"{name} cannot initialize tensors of the meta device shard by shard ({error}): it "
             "may use torch's in-place functions, but not read values. Change it, or create the "
-            "model with its values."
+            "model on a device with memory."
         ) from error

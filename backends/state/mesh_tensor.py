@@ -147,7 +147,7 @@ def _unscale(gradients: Sequence[Tensor], is_infinite: Tensor, inverse: Tensor) 
 
 
 def _is_of_infinity(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """True if a call computes the infinity norm of DTensors, none of them unreduced."""
+    """True if arguments of a norm ask for the infinity norm of DTensors, none of them unreduced."""
     tensors: Any = args[0] if isinstance(args[0], list | tuple) else [args[0]]
     return (
         args[1:] == (math.inf,)
@@ -158,7 +158,7 @@ def _is_of_infinity(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _largest(given: DTensor | Sequence[DTensor]) -> Any:
-    """Return the infinity norm of each tensor; NaN if it has one (torch loses it). Collective."""
+    """Return each tensor's infinity norm; NaN if it has a NaN (torch loses it). Collective."""
     tensors = [given] if isinstance(given, DTensor) else given
     parts = [local_part(tensor) for tensor in tensors]
     own = [part.abs().amax() if part.numel() else part.new_zeros(()) for part in parts]

@@ -78,7 +78,8 @@ def _version(tensor: Tensor) -> int:
 
 
 def _writes(func: Callable[..., Any], value: Tensor) -> bool:
-    """True if a function writes to its first argument, if that has no version counter."""
+    """True if a function writes to `value`, its first argument, which has no version counter that
+    would show it (an inference tensor). Judged by the function's name."""
     name = getattr(func, "__name__", "")
     is_method = name.endswith("_") and not name.endswith("__")
     return value.is_inference() and (is_method or name.startswith(("__i", "__setitem__")))

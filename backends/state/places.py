@@ -43,7 +43,7 @@ def in_modes(
     parameters: Sequence[Tensor] = (),
     trained: Sequence[bool] = (),
 ) -> Iterator[None]:
-    """Within it, modules have these training modes, and parameters these `requires_grad` flags."""
+    """Context with these training modes of modules, and `requires_grad` flags of parameters."""
     own = [module.training for module in modules], [p.requires_grad for p in parameters]
     try:
         _set_modes(modules, modes, parameters, trained)
@@ -67,7 +67,7 @@ def _set_modes(
 
 @contextmanager
 def with_tensors(places: Iterable[TensorPlace], new: Mapping[int, Tensor]) -> Iterator[None]:
-    """Within it, other tensors stand at some places. new: by the id of the tensor at the place."""
+    """Context in which other tensors replace the model's. new: by the id of the replaced one."""
     chosen = [place for place in places if id(place.tensor) in new]
     try:
         for place in chosen:

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
+from shardweave.backends.optimizers.host_states import send_away
 from shardweave.backends.state.checkpoint import checkpointable
 from shardweave.backends.state.state import state_of
 from shardweave.backends.watch.watch import first_line
@@ -336,3 +337,4 @@ def _load_optimizer(
         for group, named in zip(groups, names, strict=True)
     ]
     optimizer.load_state_dict({"state": state, "param_groups": packed})
+    send_away(optimizer)

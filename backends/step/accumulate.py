@@ -43,7 +43,7 @@ class Gradients:
         self._is_synced = True
 
     def hooked(self) -> set[str]:
-        """Return the names of the parameters with hooks of the user on accumulated gradients."""
+        """Return the names of the parameters with post-accumulate-grad hooks of the user."""
         own = self.backend.take_gradient
         with without_overrides():
             hooks = {n: p._post_accumulate_grad_hooks for n, p in self._by_name.items()}

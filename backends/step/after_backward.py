@@ -82,7 +82,7 @@ class _Anchor(torch.autograd.Function):
 
 
 class _Returned(torch.autograd.Function):
-    """Returns the first `count` tensors, the loss first, as results that depend on all of them."""
+    """Returns the first `count` of its tensors, the loss first, as results that depend on all."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:

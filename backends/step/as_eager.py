@@ -71,7 +71,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _as_in_call(step: ShardedState, call: StepCall, kept: Mapping[Key, Any]) -> Iterator[None]:
-    """Within it, modules have the call's modes, whole parameters, and whole copies of buffers."""
+    """Context with the call's modes, full parameters, and copies of full buffers."""
     wholes: dict[int, Tensor] = {}
     for key, tensor in step.stored.items():
         held = tensor if key not in kept else step.backend.like(kept[key], tensor)

@@ -31,13 +31,13 @@ Step = Any
 """A `driver.step.step.Step`, whose file imports this one."""
 
 IN_CALL_NOTE = (
-    "gradients of the loss are computed in the call, and multiplied at backward() by the one that "
-    "comes in: the program has no backward part of its own (stages, sub-batches across passes, a "
+    "gradients of the loss are computed in the call, and scaled at backward() by the incoming "
+    "gradient: the program has no separate backward part (stages, sub-batches across passes, a "
     "loss in chunks)"
 )
 
 TWICE_NOTE = (
-    "backward() runs the forward pass again: the program has no backward part of its own (stages, "
+    "backward() runs the forward pass again: the program has no separate backward part (stages, "
     "sub-batches across passes); return the loss from the model to run it once"
 )
 

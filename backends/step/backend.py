@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,8 +33,9 @@ class Runner(ABC):
         `given` after their last use."""
 
     def in_order(self, given: dict[Key, Tensor], results: dict[Key, Tensor]) -> Iterator[None]:
-        """Run the program up to the next gradient that is complete, again and again, and put each
-        result into `results`; the caller may remove it there. Else as `__call__`."""
+        """Run the program, and yield each time that the next gradient of `order` is complete.
+        Results are put into `results`, from which the caller may remove them. Otherwise as
+        `__call__`."""
         results.update(self(given))
         yield
 
@@ -72,6 +73,11 @@ class Backend(ABC):
     @abstractmethod
     def stored(self, tensor: Tensor | Source, sharding: Sharding, key: Key) -> Tensor:
         """Copy this rank's shard of a full tensor into the form in which a step stores it."""
+
+    def keep_states_on_host(self, parameters: Iterable[Tensor]) -> None:
+        """Keep these parameters' optimizer states on the host between updates, if the backend has a
+        host beside its device."""
+        del parameters
 
     def local(self, tensor: Tensor) -> Tensor:
         """Return a stored tensor in the form that the runner takes, sharing its memory."""
@@ -133,6 +139,6 @@ class Backend(ABC):
         return {name: pending.gradient for name, pending in gradients.items()}
 
     def is_first(self, axes: Sequence[str]) -> bool:
-        """True if this rank has coordinate 0 on all `axes`, and alone adds a replicated term."""
+        """True if this rank has coordinate 0 on all `axes`: it alone adds a replicated term."""
         del axes
         return True

@@ -244,8 +244,8 @@ class BoundProgram:
         return [key for key in self.slots if key[0] == "input"]
 
     def held_by(self, state: ShardedState) -> _Held:
-        """Return the tensors of a state that the program reads; cached until another state, or
-        another number of its stored tensors, is given."""
+        """Return the tensors of a state that the program reads; cached until the state, or the
+        number of its stored tensors, changes."""
         stored, (of, number, held) = state.stored, self._held
         if of() is not state or number != len(stored):
             read = {key: stored[key] for key in self.slots if key in stored}
@@ -271,7 +271,7 @@ class BoundProgram:
         tensors |= {("buffer", name): b for name, b in model.named_buffers()}
         missing = [f"{k} '{n}'" for k, n in self.state_shardings if (k, n) not in tensors]
         if missing:
-            raise ValueError(f"the model lacks {', '.join(missing)}; capture the program from it.")
+            raise ValueError(f"the model lacks {', '.join(missing)}; capture this model's program.")
         for key in self.state_shardings:
             self._check_tensor(key, tensors[key])
         for (kind, name), sharding in self.results.items():

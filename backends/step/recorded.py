@@ -33,12 +33,12 @@ Calls = Any
 
 TWICE = (
     "Trying to backward through the graph of a step's call a second time; what it kept was freed "
-    "after the first. Call backward(retain_graph=True) before."
+    "after the first. Call backward(retain_graph=True) the first time."
 )
 
 UNSYNCED = (
-    "create_graph=True: gradients of calls under no_sync() are waiting for their sums; take the "
-    "gradients that are differentiated again outside of no_sync(), before these."
+    "create_graph=True: gradients of calls under no_sync() are not reduced over ranks yet; take "
+    "gradients with create_graph=True before the calls under no_sync()."
 )
 
 HOOKS_NOTE = (
@@ -100,12 +100,12 @@ class Recorded:
             self._parameters = list(compress(self._parameters, call.trained))
             self._keys = list(compress(self._keys, call.trained))
         self._ends = [len(self._parameters)]
-        """Numbers of parameters whose gradients have arrived after each node of the chain."""
+        """For each node of the chain, the number of parameters whose gradients exist after it."""
         if hooked := step.gradients.hooked():
             self._follow_order({("grad", name) for name in hooked})
         self._names: list[str] = []
         self._kept_too: Mapping[int, Any] = {}
-        """Memory of what a retained graph keeps, which gradients must not share."""
+        """Storages that a retained graph keeps; returned gradients must not share them."""
         self._run: _Run | None = None
         self._given: list[Tensor | None] | None = None
         self._watched: list[Tensor] = []
@@ -173,7 +173,7 @@ class Recorded:
     # Backward
 
     def begin(self, incoming: Sequence[Tensor | None]) -> None:
-        """Store the outputs' gradients, from which `part` computes the gradients of the anchors."""
+        """Store the outputs' incoming gradients, for `part` to run backward from them."""
         pairs = zip(self._names, incoming, strict=True)
         given = {name: gradient for name, gradient in pairs if gradient is not None}
         inputs = [x for x in self.call.inputs.values() if x.requires_grad]
@@ -216,7 +216,7 @@ class Recorded:
                 self._start(self.bound if parts is None else parts[1], given, kept)
 
     def part(self, number: int) -> list[Tensor | None]:
-        """Return the gradients of a chain node's anchors: its parameters, and inputs or a link."""
+        """Return the gradients of a node's inputs: parameters, and model inputs or a link."""
         begin, end = [0, *self._ends][number], self._ends[number]
         is_last = number == len(self._ends) - 1
         if self._given is not None:
@@ -366,8 +366,8 @@ class Recorded:
 
 
 class _Call(torch.autograd.Function):
-    """Node number `number` of a call's chain, from parameters, inputs and the next node to its
-    differentiable outputs, or to the node before."""
+    """Autograd node `number` of a call's chain. Inputs: parameters, and model inputs or the next
+    node's link. Results: the call's differentiable outputs, or a link for the node before."""
 
     @staticmethod
     def forward(

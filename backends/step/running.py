@@ -22,10 +22,10 @@ class Running:
     """Runs a program up to the results that are asked for. Collective.
 
     given: arguments by key; the runner may remove them. into: gradients among them that the runner
-    may add to in place; those that it has added to are no results. shared: keys of results that may
-    share memory with others or with arguments; these are copied if they do. Results of kind `kept`
-    are returned as they are. in_order: whether to stop at gradients; else the whole program runs
-    at once. guard: a context in which an error of the program is raised.
+    may add to in place; those that it has added to are left out of the results. shared: keys of
+    results that may share memory with others or with arguments; these are copied if they do.
+    Results of kind `kept` are returned as they are. in_order: whether to stop at gradients; else
+    the whole program runs at once. guard: a context in which an error of the program is raised.
     """
 
     def __init__(

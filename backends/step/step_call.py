@@ -18,7 +18,7 @@ AUTOGRAD, IN_CALL = "autograd", "in_call"
 
 @dataclass(frozen=True)
 class StepCall:
-    """One call of a step: its inputs by name, the form that held them, and the modes it runs in.
+    """One call of a step: its inputs by name, the nested structure that held them, and its modes.
 
     grad: whether gradients are computed. modes: whether each module is in training mode. trained:
     whether each parameter requires a gradient. autocast: the dtype of torch.autocast, if it is on.

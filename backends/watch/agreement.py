@@ -95,7 +95,8 @@ SAMPLED = 256
 
 
 def place_of_part(tensor: Tensor) -> tuple[int, ...]:
-    """Return the index of this rank's shard by sharded mesh dim; `()` for an unsharded tensor."""
+    """Return this rank's coordinates on the mesh dims that do not replicate the tensor, which
+    identify its shard; `()` for a plain tensor."""
     if not isinstance(tensor, DTensor):
         return ()
     coordinate = tensor.device_mesh.get_coordinate()

@@ -67,7 +67,7 @@ class FailureGuard:
         self._error = self._line = ""
 
     def _is_on_all_ranks(self) -> bool:
-        """True if all ranks have failed at this rank's line. If not, later calls say so too."""
+        """True if all ranks have failed at this rank's line; False is final for all later calls."""
         until_s = time.monotonic() + SILENCE_S
         if not self._line:
             return False

@@ -184,7 +184,7 @@ def _variables(name: str) -> dict[str, Operation]:
 
 
 def _in_code(stack: Sequence[_Place], function: str) -> str:
-    """Describe the user's line, and `function`, the function of torch.distributed it calls."""
+    """Describe the user's line, and the function of torch.distributed that it calls, if any."""
     called = f"torch.distributed.{function}, called at " if function else ""
     for place in stack:
         if not place.file.startswith(_NOT_OURS):

@@ -39,19 +39,19 @@ MEETING_S = 0.05
 """Longest pause between a rank's checks of whether others have come to a meeting."""
 
 TRAIL_CALLS = 16
-"""Number of calls after which ranks compare, by a number, whether they ran the same programs."""
+"""Interval, in calls, at which ranks compare hashes of all programs that they have run."""
 
 CHECK = "SHARDWEAVE_CHECK"
 """Environment variable: 1 compares replicas on every call, which takes time; 0 never."""
 
 GPU_CALLS = 256
-"""Number of calls after which inputs on GPUs are sampled too, for which a rank waits."""
+"""Interval, in calls, at which inputs on GPUs are sampled too; the rank waits for the GPU then."""
 
 NUM_TRAILS = 1024
-"""Number of trails that are kept: other ranks compare them within a second."""
+"""Number of trails kept, the latest; other ranks compare a trail within a second."""
 
 _PROGRAMS = "programs"
-"""Key in a trail of the number that stands for all programs that have run."""
+"""Key, in a trail, of the hash of all programs that have run."""
 
 NUM_WATCHED = 8
 """Number of ranks that each rank watches; the store gets as many requests per rank and beat."""
@@ -71,8 +71,8 @@ class SignOfLife:
     """Status sent to other ranks. beat: its number. state: "running", "left", "cut off" by another
     rank's failure, or "failed: .."; entered: number of calls of steps begun; started: number of the
     last call whose program ran; call: describes the last call; at: position of the main thread;
-    trail: number of a call, and by key the numbers that stand for all programs run until then, and
-    for inputs by shard (`sample_numbers`). identity: see `own_identity`."""
+    trail: number of a call, and hashes by key: of all programs run until then, and of the inputs
+    for each shard (`sample_numbers`). identity: see `own_identity`."""
 
     beat: int
     state: str

@@ -1,10 +1,10 @@
 """The file of a step that was compiled ahead: a zip archive of texts and tensors.
 
 `manifest.json` has versions, mesh, options, guards and outputs; `program.mlir` and `plan.json` are
-as elsewhere; `constants.pt` has the tensors of the model's code. Nothing in it is executed:
-a rank emits its modules from the program, in a twentieth of the time that capture and passes take,
-and audits them as those of any text. The manifest names no classes but those that the process has
-defined. The program was verified when the file was made; a digest shows that it is still that one.
+what other commands read; `constants.pt` has the tensors of the model's code. No code is loaded from
+it: a rank emits Python from the program, as for any program, and audits it. The manifest names only
+classes that the process has defined already. The program was verified when the file was made; a
+digest shows that it has not changed.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def check_guards(artifact: Artifact, request: Request, call: StepCall) -> None:
     different = (name for name in {**made, **here} if made.get(name) != here.get(name))
     problems = [
         f"{name} is {here.get(name, 'absent')}, and was {made.get(name, 'absent')} when "
-        f"'{artifact.path}' was made; bring it back, or make the artifact anew."
+        f"'{artifact.path}' was made; restore it, or make the artifact anew."
         for name in different
     ]
     everywhere = gathered_from_ranks(problems[:1]) if request.has_processes else [problems[:1]]

@@ -1,12 +1,12 @@
-"""Is a sharded step equal to the eager model? Loss, every gradient and every updated buffer.
+"""Comparison of a sharded step with the eager model: loss, every gradient, every updated buffer.
 
-The error of a gradient g against eager's e is the relative L2 error per parameter,
-||g - e|| / ||e||. Some gradients are zero but for rounding (the bias of an attention's keys:
-a softmax does not see it); relative to itself such a one has no digit that is right. So the
-divisor is at least a small fraction of the norm of all gradients together, and the check names
-the gradients that are below it. Buffers are measured in the same way.
+The error of a gradient g against eager's e is the relative L2 error per parameter, ||g - e|| /
+||e||. Some gradients are zero except for rounding (of the bias of an attention's keys: softmax is
+invariant to it), so that no digit of them is right. Therefore the divisor is at least a small
+fraction of the norm of all gradients together; the check names the gradients below it. Buffers are
+measured in the same way.
 
-One step does not show what a step leaves for the next, so a check takes two, with other inputs.
+A check takes two steps with different inputs, since a step may leave errors for the next.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
     torch.float32: Tolerance(bound=1e-4, floor=1e-3),
     torch.bfloat16: Tolerance(bound=1e-1, floor=1e-2),
 }
-"""By dtype.
+"""Tolerances by dtype.
 
 A sum taken in another order differs by some 1e-13 in float64 and 1e-6 in float32 for models of a
 few layers, a wrong program by 1e-1 or more; the bounds lie between, with room for deeper models.
@@ -103,7 +103,7 @@ class CheckResult:
 
     @property
     def ok(self) -> bool:
-        """False for an error that is not a number, too."""
+        """True if all errors are within the bound; False if one is NaN."""
         errors = (self.loss_error, self.max_rel_grad_error, self.buffer_error)
         return all(error <= self.bound for error in errors)
 
@@ -269,7 +269,7 @@ def compare(actual: Expected, eager: Expected, dtype: torch.dtype) -> CheckResul
 
 
 def relative_error(actual: float, expected: float) -> float:
-    """|found - expected| / |expected|; absolute if nothing is expected."""
+    """Return |actual - expected| / |expected|; the absolute difference if `expected` is 0."""
     return abs(actual - expected) / (abs(expected) or 1.0)
 
 

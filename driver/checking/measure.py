@@ -250,7 +250,7 @@ def _dropped(step: nn.Module) -> tuple[str, ...]:
     dropped, total = counts
     return (
         f"of {total:,} choices of experts {dropped:,} were dropped in the last step "
-        f"({dropped / total:.1%}), for want of slots",
+        f"({dropped / total:.1%}), for lack of slots",
     )
 
 

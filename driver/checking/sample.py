@@ -1,6 +1,6 @@
 """Random arguments for any program, so that running it reveals defects.
 
-Nothing is zero or one that could hide a defect: biases and the tangent are random too.
+Biases and the tangent are random too: zeros or ones could hide a defect.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class Validator(Observer):
 
 
 def in_float64(program: Program) -> Program:
-    """The same program in float64 or complex128, fused regions inlined; integers stay. Linear."""
+    """Return the program in float64 or complex128, fused regions inlined. Linear in the ops."""
     exact = without_regions(program)
     if exact is program:
         exact = program.clone()
@@ -279,8 +279,9 @@ class ProvedPassError(PassError):
 
 
 class Prover(Observer):
-    """Proves, after each pass, that the program equals the one before all passes; from the pass
-    block-experts on, the result of that pass. Raises ProvedPassError, which names the pass.
+    """Proves, after each pass, that the program equals the one before all passes; after the pass
+    block-experts, that it equals the result of that pass. Raises ProvedPassError, which names the
+    pass.
 
     goal: the program before all passes; by default, the one before the first that is seen. each:
     whether to prove each pass; if False, only `proof_of` proves. last: the last proof. is_blocked:
@@ -329,13 +330,13 @@ def run_and_validate(
 ) -> Program:
     """Run passes over a copy of a program, on `mesh` if one is given.
 
-    validate: run the program before and after each pass, in float64 and on all ranks of the
-    virtual mesh, and compare outputs, gradients and buffers. inputs: tensors to validate with,
-    by the names of inputs; by default all arguments are random. validate_limit: the work, in
-    FLOPs of one run, up to which programs are validated. prove: prove each pass's result against
-    the program before the first, without running it (docs/proof.md). dump_dir: a folder for the
-    program before the first pass and after each, as numbered files; of a failing pass, what it was
-    given.
+    validate: run the program before and after each pass, in float64 and on all ranks of the virtual
+    mesh, and compare outputs, gradients and buffers. inputs: tensors to validate with, by the names
+    of inputs; by default all arguments are random. validate_limit: the work, in FLOPs of one run,
+    up to which programs are validated. prove: prove each pass's result against the program before
+    the first, without running it (docs/proof.md). dump_dir: a folder for the program before the
+    first pass and after each, as numbered files; the error of a failing pass names the file of its
+    input.
 
     Raises PassError if a pass fails, ValidationError (a PassError) if it changes a result,
     ProvedPassError (a PassError) if its result is not proved, and TooLargeError (a ValueError) for

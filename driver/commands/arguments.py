@@ -1,4 +1,4 @@
-"""Arguments that several commands have, the kinds of values that they take, and where they write.
+"""Arguments that several commands share: their declarations, types and output files.
 
 Imports nothing heavy: they are declared for `--help`.
 """
@@ -41,7 +41,7 @@ def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argume
 def new_command(
     commands: Commands, run: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
-    """A command with the arguments that every command has.
+    """Make a command with the arguments that every command has.
 
     run: `NAME_command`, which runs it and returns the exit code; its docstring describes it.
     """
@@ -110,7 +110,7 @@ def load_passes(paths: Sequence[str]) -> None:
         file = Path(path)
         if not file.is_file() or file.suffix != ".py":
             raise ValueError(f"--load {path}: expected a Python file that registers passes.")
-        # A name of its own: a file may be called as a module that is there already.
+        # A unique name: the file may have the name of a module that is imported already.
         name = f"shardweave_loaded_{file.stem}"
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None

@@ -60,7 +60,7 @@ def run_command(options: argparse.Namespace) -> int:
     """Start a process for each device; in a process started so, or by torchrun, run the step."""
     run = RunOptions.of(options)
     num_processes = run.mesh.num_devices if run.compiled.has_processes else 1
-    # One process that is to be stopped in time needs another one that does it.
+    # A single process under a time limit needs another process to stop it.
     if (num_processes > 1 or options.time_limit) and not is_worker():
         command = [sys.executable, "-m", "shardweave", *options.arguments]
         launch(command, num_processes, time_limit_s=options.time_limit)

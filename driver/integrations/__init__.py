@@ -1,4 +1,4 @@
-"""Training frameworks that drive a compiled model: a line for each, and their own code runs.
+"""Adapters by which training frameworks train a compiled model with their own code.
 
 `sw.integrations.transformers`, `.accelerate`, `.lightning` and `.torchtitan` are imported when they
 are first used, and the frameworks with them.

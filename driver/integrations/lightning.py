@@ -27,7 +27,7 @@ def strategy(device: torch.device | str | None = None, **options: Any) -> Any:
     from lightning.pytorch.strategies import SingleDeviceStrategy
 
     class ShardedStrategy(_Sharded, SingleDeviceStrategy):
-        """A strategy that Lightning takes for a single device's; its device is a rank of the
+        """A strategy that Lightning treats as a single-device one; the device is one rank of the
         mesh."""
 
     chosen = world.local_device(world.world_size()) if device is None else torch.device(device)

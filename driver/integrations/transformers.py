@@ -31,7 +31,7 @@ def trainer(kind: _T) -> _T:
 
 
 class _Sharded:
-    """Parts of a trainer that differ for a compiled model: it sees one worker, and saves."""
+    """Parts of a trainer that differ for a compiled model: the number of workers, and saving."""
 
     model: Any
     args: Any

@@ -312,7 +312,7 @@ def _token_ids_in_range(
 def _input_size(
     options: dict[str, int], config: PreTrainedConfig, dtype: torch.dtype
 ) -> tuple[InputSize, list[str]]:
-    """Size the inputs, with sequences no longer than the model's positions reach."""
+    """Choose the sizes of inputs; sequences are no longer than the model's number of positions."""
     seq, notes = options.get("seq", DEFAULT_SEQ), list[str]()
     limits = {name: getattr(config, name, None) for name in POSITION_FIELDS}
     for name, limit in limits.items():
@@ -360,7 +360,8 @@ def _give_decoder_a_start(config: PreTrainedConfig) -> None:
 
 
 def _choose_causal_loss(module: Any, dtype: torch.dtype) -> list[str]:
-    """Name the loss that Hugging Face would fall back on, or replace it where it loses float64."""
+    """Set `loss_type` if it is missing, since Hugging Face would warn; replace a float64 model's
+    causal loss by ours, since theirs rounds logits to float32. Returns notes."""
     from transformers.loss.loss_utils import LOSS_MAPPING
 
     if getattr(module, "loss_type", None) is None:

@@ -84,7 +84,7 @@ def experts_with_capacity(
     size = tokens // groups
     slots = slots_of(size, choices, count, capacity)
     places = _assign(chosen.reshape(groups, size * choices), count, slots)
-    # What an empty slot computes, of the first token, weighs 0.
+    # An empty slot computes the first token, with weight 0.
     given = weights.reshape(groups, size * choices).gather(1, places.pair) * places.is_filled
     token = (places.pair // choices).unsqueeze(-1).expand(-1, -1, hidden)
     rows = x.view(groups, size, hidden).gather(1, token)
@@ -111,7 +111,7 @@ def dropped_choices(module: nn.Module) -> tuple[int, int] | None:
 
 
 def _by_expert(slots: Tensor, count: int) -> Tensor:
-    """Shapes: groups x (E * slots) x n -> E x (groups * slots) x n."""
+    """Regroup slots by expert: groups x (E * slots) x n -> E x (groups * slots) x n."""
     groups, _, size = slots.shape
     return slots.view(groups, count, -1, size).transpose(0, 1).flatten(1, 2)
 
@@ -127,7 +127,7 @@ def _products(rows: Tensor, given: Tensor, experts: Experts) -> Tensor:
     inner = experts.activation(up)
     if experts.down_bias is not None:
         return (torch.bmm(inner, experts.down) + experts.down_bias.unsqueeze(1)) * given
-    # Weighted before the product, what it gives can stay a sum over parts of its inputs.
+    # Weighted before the product, so that the result can stay a partial sum.
     return torch.bmm(inner * given, experts.down)
 
 
@@ -152,7 +152,7 @@ def _assign(pairs: Tensor, count: int, slots: int) -> _Places:
     place = (is_of.cumsum(1) * is_of).sum(-1) - 1
     is_kept = place < slots
     slot = pairs * slots + place
-    # One slot more, cut off again, takes what finds none.
+    # Pairs without a slot go into an extra slot, which is removed again.
     order = torch.arange(number, device=pairs.device).expand_as(slot)
     empty = torch.full((pairs.shape[0], count * slots + 1), number, device=pairs.device)
     held = empty.scatter(1, torch.where(is_kept, slot, count * slots), order)[:, :-1]

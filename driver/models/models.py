@@ -92,7 +92,7 @@ def example_to_trace(spec: str, *, dtype: torch.dtype = torch.float32, seed: int
 
 
 def announce(spec: str, dtype: torch.dtype) -> None:
-    """Say on standard error how large a model is that takes long to make. ValueError as
+    """Print the size of a model that takes long to make, on standard error. ValueError as
     `size_of`."""
     size = size_of(spec, dtype)
     if size is not None and size.parameters >= LARGE:
@@ -106,9 +106,9 @@ def announce(spec: str, dtype: torch.dtype) -> None:
 
 
 def size_of(spec: str, dtype: torch.dtype, *, is_held: bool = True) -> ModelSize | None:
-    """The size of the model that `spec` names; None for a factory's, which is not called. is_held:
-    as for `check_size`. Raises ValueError as `build_example` does, and for a model that is too
-    large for this machine."""
+    """Return the size of the model that `spec` names; None for a factory, which is not called.
+    is_held: as for `check_size`. Raises ValueError as `build_example` does, and for a model that is
+    too large for this machine."""
     scheme, _, rest = spec.partition(":")
     if scheme in FAMILIES:
         config_class, build = FAMILIES[scheme]
@@ -145,7 +145,7 @@ def parse_options(text: str) -> dict[str, Option]:
 
 
 def parse_value(text: str) -> Option:
-    """Read one value; text that is nothing else stays text."""
+    """Convert text to the bool, None, int or float that it spells; return other text unchanged."""
     words: dict[str, Option] = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -175,7 +175,8 @@ def _family_example(name: str, text: str, dtype: torch.dtype) -> Example:
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Make tensors of `dtype` at once: converting a module later fails on fake tensors."""
+    """Context in which new tensors have `dtype`: converting a module later fails on fake
+    tensors."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

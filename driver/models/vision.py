@@ -18,8 +18,8 @@ BLOCKS_BY_DEPTH = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 class UNetConfig:
     """Sizes of a U-Net and of its batch of `size` x `size` images.
 
-    Level i of `levels` has `channels` * 2**i channels, `blocks` residual blocks and images of
-    size / 2**i; `groups` is that of every GroupNorm, `heads` that of the attention in the middle.
+    Level i of `levels` has `channels` * 2**i channels, `blocks` residual blocks and images of size
+    / 2**i; `groups`: groups of every GroupNorm. `heads`: heads of the attention in the middle.
     """
 
     channels: int = 32

@@ -1,8 +1,8 @@
 """One process per rank on this machine, all stopped as soon as one fails.
 
-The processes get the environment variables that torchrun would give them, and a folder of
-their own: the file through which they find each other (no port that another program could
-take), the output of every rank but the first, and what a rank that fails has to say.
+The processes get the environment variables that torchrun would give them, and a folder of their
+own: the file through which they find each other (no port that another program could take), the
+output of every rank but the first, and the error of a rank that failed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def launch(
             "give a smaller mesh, start them on several machines with torchrun, or run all ranks "
             "in one process (--backend reference)."
         )
-    sys.stdout.flush()  # what we said comes before what rank 0 says
+    sys.stdout.flush()  # our output comes before that of rank 0
     with tempfile.TemporaryDirectory(prefix="shardweave-") as folder, terminated_as_exit():
         workers: list[Worker] = []
         try:
@@ -161,11 +161,11 @@ def _start(command: Sequence[str], rank: int, num_processes: int, folder: Path) 
 
 
 def _dying_with_us() -> Callable[[], None] | None:
-    """Return a `preexec_fn` that has a new process killed as soon as the thread that started it
-    ends, for whatever reason; None if the system has no such feature."""
+    """Return a `preexec_fn` by which the system kills a new process as soon as the thread that
+    started it ends; None if the system has no such feature."""
     if not sys.platform.startswith("linux"):
         return None
-    # One that keeps the interpreter's lock, which other threads of ours may have held at the fork.
+    # PyDLL keeps the interpreter's lock, which another thread may have held at the fork.
     libc, launcher = ctypes.PyDLL(None), os.getpid()
 
     def tie() -> None:
@@ -259,8 +259,8 @@ def _likely_cause(code: int | None) -> str:
     if code != -_SIGKILL:
         return ""
     return (
-        " Linux kills so where memory is out: if nobody else did, run fewer processes here, or a "
-        "smaller model."
+        " Linux kills processes so when memory runs out: run fewer processes here, or a smaller "
+        "model."
     )
 
 
@@ -284,7 +284,7 @@ def _last_lines(text: str) -> str:
 
 
 def stop_processes(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
-    """End what still runs: ask first, then kill."""
+    """Terminate the processes that still run; kill those that have not ended after `grace_s`."""
     for process in processes:
         if process.poll() is None:
             process.terminate()

@@ -52,10 +52,10 @@ class Start:
     def absence(self, missing: Iterable[int]) -> str:
         """Message that names the ranks that did not join, and what to check."""
         return (
-            f"{ranks_text(missing)} of {self.size} did not come to {self.where} within "
+            f"{ranks_text(missing)} of {self.size} did not join at {self.where} within "
             f"{self.timeout_s:.0f} s (timeout=.., or {watchdog.TIMEOUT}). Check that each process "
-            f"was started, with a RANK of its own and WORLD_SIZE={self.size}; that its log ends "
-            "with no other error; and that its machine reaches this address"
+            f"was started, with a RANK of its own and WORLD_SIZE={self.size}; that its log shows "
+            "no other error; and that its machine reaches this address"
         )
 
 
@@ -67,7 +67,7 @@ def initialise(backend: str, file: Path | None, timeout_s: float) -> None:
     rank does not join. From then on the watchdog monitors all ranks.
     """
     start = _start(file, timeout_s)
-    # A question to a store that is asleep never returns: it is asked on another thread.
+    # A request to a store that was stopped never returns, so another thread makes it.
     store = _within(start, lambda: meet_in(_connected(start), start))
     store.set_timeout(default_pg_timeout)
     watchdog.start_before(store, start.rank, start.size, timeout_s, on_gpu=backend == "nccl")

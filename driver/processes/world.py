@@ -101,7 +101,7 @@ def from_rank_0(make: Callable[[], T]) -> T:
     if dist.get_rank() == 0:
         try:
             made = [make(), None]
-            pickle.dumps(made)  # so that what it cannot take is told as well
+            pickle.dumps(made)  # so that a failure to pickle is reported to the others too
         except Exception as error:
             told = error if isinstance(error, ValueError) else _told(error)
             dist.broadcast_object_list([None, told], src=0)

@@ -1,1 +1,1 @@
-"""Measurement of a machine: ops, links, pieces."""
+"""Measurement of a machine: ops, links, programs."""

@@ -37,7 +37,7 @@ def profiled_programs(program: Program, num_processes: int) -> list[Program]:
     cuts = replica_cuts(partial(cut_plan, read, 1), batch, num_processes, degrees)
     programs: list[Program] = []
     for cut, pieces in cuts.partitions():
-        with suppress(ValueError):  # nor can a plan have that piece
+        with suppress(ValueError):  # a plan cannot have that partition either
             programs.append(local_program(read, cut_plan(read, pieces, cut)))
     return programs
 
@@ -57,10 +57,10 @@ def profile_machine(
     """Measure op and collective times with `num_processes` processes busy at once: on a GPU each,
     where this machine has as many, else on the CPU.
 
-    programs: those (or their files) whose ops are measured as they run, so that their simulation
-    uses exact times: local ones, and of a global one what ranks run of it under the plans that so
-    many processes allow (`profile_pieces`). launcher: a shell command that starts a rank's
-    process, in which `{rank}` is its number, as in `ip netns exec sw{rank} env
+    programs: programs, or their files, whose ops are measured at their exact shapes, so that
+    simulating them uses these times; a global program is first partitioned in each way that
+    `num_processes` devices allow (`profiled_programs`). launcher: a shell command that starts a
+    rank's process, in which `{rank}` is its number, as in `ip netns exec sw{rank} env
     GLOO_SOCKET_IFNAME=eth0`. per_node: how many processes make a node of the cluster; by default
     one with a launcher, else all.
 
@@ -90,7 +90,7 @@ def profile_machine(
 
 
 def _shared_cores(num_processes: int, launcher: str | None) -> str:
-    """Explain the unknown in a profile with more processes than cores."""
+    """Return a warning that predictions are off if profiled processes share cores."""
     here = "" if launcher is None else "if they all run on this machine, "
     return (
         f"{here}{num_processes} processes share {num_cores()} cores: they are measured while all "
@@ -187,7 +187,7 @@ def _points(points: Sequence[Sequence[float]]) -> Points:
     curve: list[tuple[float, float]] = []
     most_s = float("inf")
     for work, seconds in sorted(((float(x), float(y)) for x, y in points), reverse=True):
-        # What is slower than something larger was disturbed.
+        # A point that is slower than one with more work was disturbed.
         most_s = min(most_s, seconds)
         if not curve or work < curve[-1][0]:
             curve.append((work, most_s))

@@ -107,7 +107,7 @@ def measure_gpu() -> dict[str, Any]:
 
 
 def _busy_s(seconds: float, overhead_s: float) -> float:
-    """Seconds of an op beside its overhead, which is never all of them."""
+    """Subtract the overhead from an op's seconds; at least a tenth of them remains."""
     return max(seconds - overhead_s, 0.1 * seconds)
 
 

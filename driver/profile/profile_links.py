@@ -1,4 +1,4 @@
-"""Times of collectives between the processes of this machine, and what they cost compute."""
+"""Times of collectives between this machine's processes, and how much they slow compute."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = (2**10, 2**15, 2**18, 2**20, 2**22, 2**24)
 """Bytes of a rank's operand."""
 
 SECONDS = 0.4
-"""Seconds for which one kind of one size is repeated, about."""
+"""Approximate seconds for which a collective of one size is repeated."""
 
 LONGEST_S = 0.5
 """Seconds of a collective after which no larger one is measured."""
@@ -83,7 +83,7 @@ def _once(start: Start) -> float:
 
 
 def _finish() -> None:
-    """Wait for what the GPU was given; the CPU has done it."""
+    """Wait for the work queued on the GPU, if there is one; the CPU has no queue."""
     if is_on_gpu():
         torch.cuda.synchronize()
 
@@ -152,7 +152,7 @@ def measure_overlap(group: dist.ProcessGroup, all_reduce: Points) -> tuple[float
     reduce_s = _time_s(reduce)
     compute: list[float] = []
     communication: list[float] = []
-    # In turn, and means over equal spans: so what else the machine does weighs on both alike.
+    # In turn, and means over equal spans, so that other load on the machine affects both alike.
     for _ in range(5):
         dist.barrier()
         end_s = time.perf_counter() + reduce_s

@@ -91,7 +91,7 @@ def _product(dtype: torch.dtype) -> Call:
 
 
 def _arithmetic() -> Iterator[tuple[str, float, Sequence[Any]]]:
-    """(op, FLOPs, arguments): products, attention and convolutions in float32."""
+    """Yield (op, FLOPs, arguments) of products, attention and convolutions in float32."""
     for m, k, n in PRODUCTS:
         left, right, bias = torch.randn(m, k), torch.randn(k, n), torch.randn(n)
         yield "aten.mm", 2.0 * m * k * n, (left, right)
@@ -121,7 +121,7 @@ def _bytes(value: object) -> float:
 
 
 def _elementwise(elements: int) -> Iterator[tuple[str, Sequence[Any]]]:
-    """(op, arguments) of ops that cost what they read and write, in float32."""
+    """Yield (op, arguments) of ops in float32 that cost their reads and writes."""
     rows = torch.randn(elements // 64, 64)
     weight = torch.ones(64)
     out, mean, rstd = torch.ops.aten.native_layer_norm(rows, [64], weight, weight, 1e-5)

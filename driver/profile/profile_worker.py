@@ -48,10 +48,10 @@ import os, sys
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 while os.getppid() == int(sys.argv[1]): pass
 """
-"""Also ends when the process that started it does, however that ends."""
+"""Code of an idle-priority process that keeps a core awake until its parent has ended."""
 
 NETWORK_NICE = -5
-"""Three times the share of a core that the main thread has."""
+"""Niceness of gloo's threads: they get three times the main thread's share of a core."""
 
 
 def measure_and_report() -> int:
@@ -190,10 +190,10 @@ def awake() -> Iterator[None]:
 def hasten_network_threads() -> None:
     """Let this process's other threads, gloo's, run soon when a message comes, if allowed.
 
-    Not by a real-time policy, nor by much: gloo's thread asks again and again for a connection's
-    lock. If it came while the main thread, which has that, was sending on the same core, the main
-    thread must get its share of the core to give it back: at -20 steps that send much stood still
-    for 0.1 to 0.7 s, at -5 for at most 0.01 s.
+    Neither by a real-time policy nor by a very low niceness: gloo's thread polls for a connection's
+    lock. If the main thread holds that lock while sending on the same core, it needs its share of
+    the core to release it: at -20, steps that send much stood still for 0.1 to 0.7 s, at -5 for at
+    most 0.01 s.
     """
     if not os.path.isdir("/proc/self/task"):
         return

@@ -66,7 +66,7 @@ def headline(diff: StructuralDiff) -> str:
 
 
 def group_title(group: ChangeGroup) -> str:
-    """`h.0 … h.95: the same 3 changes`."""
+    """Format the title of a group: `h.0 … h.95: the same 3 changes`."""
     count = len(group.changes)
     what = "change" if count == 1 else f"{count} changes"
     same = "" if len(group.blocks) == 1 else "the same "
@@ -75,7 +75,7 @@ def group_title(group: ChangeGroup) -> str:
 
 
 def where(change: Change) -> str:
-    """Layer and phase, as the title of the changes in them."""
+    """Format the layer and phase of a change, as the title of all changes there."""
     return ", ".join(filter(None, (change.layer, change.phase)))
 
 

@@ -18,7 +18,7 @@ _NUM_POINTS = 500
 
 
 def timeline_html(simulation: Timeline) -> str:
-    """One row for each stream, coloured by phase; every second sub-batch hatched."""
+    """Draw a row for each stream, coloured by phase; every second sub-batch is hatched."""
     rows = [
         f'<div class="row"><span>{escape(stream)}</span>{_stream_svg(simulation, stream)}</div>'
         for stream in stream_names(simulation.events)

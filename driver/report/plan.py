@@ -122,7 +122,7 @@ def recomputation_text(plan: Plan) -> str:
 
 
 def print_plan(plan: Plan, out: TextIO) -> None:
-    """Say what a plan chooses, what it takes, and why."""
+    """Print a plan's choices, its prediction, reasons and notes."""
     words = [_sharded(plan), *_cut_activations(plan)]
     words += [f"{plan.batch_split} sub-batches"] if plan.batch_split > 1 else []
     words += [f"loss in {plan.loss_chunks} chunks"] if plan.loss_chunks > 1 else []

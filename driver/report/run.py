@@ -22,7 +22,7 @@ CHECKED_STEPS = 3
 """Steps whose losses a check compares: rounding grows with every update after that."""
 
 CHECKED = ("bound", "loss_error", "max_rel_grad_error", "worst_parameter", "num_parameters")
-"""Fields of a check that are written as they are."""
+"""Fields of a `CheckResult` that the JSON report has unchanged."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def collective_rows(collectives: Sequence[CollectiveStats]) -> list[dict[str, An
 
 
 def print_report(report: RunReport) -> None:
-    """Say on standard output what was run and what came of it."""
+    """Print what was run, and the results."""
     options, lowered = report.options, report.lowered
     where = f"mesh {report.mesh}" if report.mesh else "one device"
     count = options.mesh.num_devices
@@ -186,8 +186,8 @@ def _print_check(report: RunReport) -> None:
     if check.at_floor:
         names = ", ".join(check.at_floor[:3]) + (", ..." if len(check.at_floor) > 3 else "")
         print(
-            f"{len(check.at_floor)} gradients are zero or below {check.floor:.1e}, to which "
-            f"their error is relative instead: {names}"
+            f"{len(check.at_floor)} gradients have a norm below {check.floor:.1e}, to which their "
+            f"errors are relative instead: {names}"
         )
     if check.worst_buffer is not None:
         print(f"buffers: largest relative error {check.buffer_error:.1e} (in {check.worst_buffer})")

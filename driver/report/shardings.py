@@ -115,7 +115,7 @@ def sharding_svg(picture: Picture, mesh: Mesh) -> str:
 
 
 def _cells(rows: Sequence[Run], columns: Sequence[Run], height: int) -> str:
-    """The rectangles. Cells are drawn as large as their share of what is shown."""
+    """Draw the cells, each as large as its share of the shown indices."""
     tall, wide = rows[-1][1], columns[-1][1]
     parts: list[str] = []
     for (top, bottom, of_row), (left, right, of_column) in product(rows, columns):
@@ -153,5 +153,5 @@ def _caption(picture: Picture, shown: Sequence[int], num_rows: int, num_columns:
 
 
 def rank_ranges(ranks: Sequence[int]) -> str:
-    """`0-3,8` of 0, 1, 2, 3, 8."""
+    """Format sorted ranks as ranges: `0-3,8` of 0, 1, 2, 3, 8."""
     return ",".join(ranges_of(ranks))

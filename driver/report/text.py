@@ -26,7 +26,7 @@ def status(text: str, *, quiet: bool = False) -> AbstractContextManager[Any]:
 
 
 def flops_text(count: float) -> str:
-    """1.5e9 -> `1.5 GFLOP`."""
+    """Format a number of FLOPs: `1.5 GFLOP` of 1.5e9."""
     for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"):
         if count < 1000:
             return f"{count:.3g} {unit}"

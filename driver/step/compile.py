@@ -36,56 +36,55 @@ def compile(request: Request) -> CompiledModule:
     """Capture a training step of `model`, shard it over `mesh`, and make it ready to run.
 
     Returns the model itself, whose parameters and buffers are sharded in place, as `fully_shard`
-    does it: on a mesh of several devices they become DTensors, and an optimizer that was made
-    before is to be passed as `optimizers`. Calls of the model run compiled programs, see `Step`.
-    `model.train()`, `model.eval()` and `torch.no_grad()` mean what they mean without. A call in
-    another mode, with inputs of other shapes, or after a setting of the model was changed, compiles
-    another program on the same parameters. All ranks must hold the same model. If compiling
-    fails, the model is left as it was.
+    does it: on a mesh of several devices they become DTensors; pass an optimizer that was made
+    before as `optimizers`. Calls of the model run compiled programs, see `Step`. `model.train()`,
+    `model.eval()` and `torch.no_grad()` have their usual meaning. A call in another mode, with
+    inputs of other shapes, or after a setting of the model was changed, compiles another program on
+    the same parameters. All ranks must hold the same model. If compiling fails, the model is left
+    as it was.
 
-    args, kwargs: an example batch, by whose program the plan is made.
-    mesh: a DeviceMesh of torch's, whose dim names are the axes, an sw.Mesh, axis sizes by name, or
-    text such as "data=2,tensor=2"; an axis of size -1 takes the processes that the others leave.
-    None is the mesh that a given plan was made for, and without such a plan one device.
+    args, kwargs: an example batch; the plan is made for its program.
+    mesh: a torch DeviceMesh, whose dim names are the axes, an sw.Mesh, axis sizes by name, or text
+    such as "data=2,tensor=2"; an axis of size -1 gets the number of processes divided by the other
+    axes. None: the mesh that a given plan was made for, and without such a plan one device.
     plan: a planner's name ("megatron" is the default), a Plan, the path of a plan's JSON file, or
     shardings by parameter name or pattern, as in {"h.*.fc_in.weight": '[{"tensor"}, {}]'}. Warnings
     (PlanNote) name the axes that it does not use and what it leaves replicated.
     cluster: what to plan for: a Cluster, a preset's name or a file, as `shardweave profile` writes.
     With one the default planner is "auto", which chooses the mesh too if none is given; rank 0
     plans, on the program that it compiles, for all ranks.
-    sequence_parallel: an option for the planner.
+    sequence_parallel: the planner shards activations between tensor-parallel layers by sequence.
     zero: the plan's ZeRO stage, over an axis "data": 1 stores optimizer states in shards, 2
     gradients too, 3 parameters too (as FSDP). Ranks along an axis "replica" beside it hold the
     same shards (as HSDP).
     passes: more passes, run after the default ones, or in their place if `insert-collectives` is
     among them.
-    program: a step of this model that is partitioned already, perhaps edited by hand, or its file;
-    it is verified and run as it is, on its own mesh, without a plan and passes, in every call.
+    program: a partitioned step of this model, perhaps edited by hand, or its file; it is verified
+    and run unchanged, on its own mesh, without a plan and passes, in every call.
 
     artifact: a file that `precompile` or `shardweave compile` wrote for this model and mesh, from
-    which every rank starts with no capture and no planning; options that it was made with, such as
-    the plan, may be left out, and others raise an ArtifactError.
+    which every rank starts with no capture and no planning; options with which it was made, such as
+    the plan, may be left out; options that differ from these raise an ArtifactError.
 
     backend: "distributed" runs one process per device, started by torchrun, and initialises
-    torch.distributed if nobody has; "triton" does so with fused kernels; "inductor" with what a
-    block computes between two messages compiled by PyTorch's compiler; "reference" runs all ranks
-    in this process, on the CPU. `sw.register_backend` adds others.
-    device: of this rank; by default the model's own, and for "cuda" the GPU of the rank's number on
-    this machine.
+    torch.distributed if nobody has; "triton" also runs fused kernels; "inductor" also compiles the
+    ops between collectives with PyTorch's compiler; "reference" runs all ranks in this process, on
+    the CPU. `sw.register_backend` adds others.
+    device: of this rank; by default the model's own. "cuda" is the GPU with the rank's local index.
     cuda_graph: capture the step on the GPU and replay it.
 
     train: whether the step starts in training mode; None: each module keeps its own mode.
-    loss: which of what the model returns is the loss, by key or index; None: the only scalar, an
-    entry `loss`, or the first of a tuple. A function computes it from the output; the step then
-    returns (loss, output).
+    loss: the key or index of the loss in the model's output; None: the only scalar, an entry
+    `loss`, or the first of a tuple. Or a function that computes the loss from the output; the step
+    then returns (loss, output).
     only_loss: calls that compute gradients return the loss alone, and keep nothing else for it.
-    backward: "autograd": gradients arrive at `backward()`, of any outputs, so that a criterion may
-    stand outside the model, and several calls before one backward pass. "in_call" computes the
-    gradients of the model's own loss in the call, for loops without `loss.backward()`. outputs:
-    with "autograd", "full" gathers what the model returns on every rank, which is the default where
-    that is no loss, and "sharded" does not.
-    precision: "bf16" or "fp16" computes as under torch.autocast in that dtype, with parameters and
-    gradients in their own; "bf16-true" casts the parameters too.
+    backward: "autograd": gradients of any outputs are computed at `backward()`, so that a criterion
+    may be outside the model, and several calls may precede one backward pass. "in_call" computes
+    the gradients of the model's own loss in the call, for loops without `loss.backward()`.
+    outputs: with "autograd", "full" gathers the model's output on every rank (the default if the
+    model returns no loss); "sharded" does not.
+    precision: "bf16" or "fp16" computes as under torch.autocast in that dtype; parameters and
+    gradients keep their dtypes. "bf16-true" casts the parameters too.
     reduce_dtype: the dtype in which ranks add up gradients, and other sums of a less precise dtype.
     batch: "local": each rank passes rows of its own, along the axes `data`, `replica`, and others
     over which the plan shards rows; ranks with equal coordinates on these pass the same rows.
@@ -93,13 +92,13 @@ def compile(request: Request) -> CompiledModule:
     all rows together; a loss that the model returns is that of the global batch, on every rank. Of
     outputs with a row for each row of the batch, a rank gets its own rows and differentiates its
     own loss of them, as in DDP: gradients are means, weighted by rows. "global": all ranks pass the
-    whole batch; the reference backend always takes it so. None: the first call compares the ranks'
-    inputs and raises an error if they differ.
+    whole batch, as always on the reference backend. None: "global", and the first call says so.
+    Unless "local", the first calls compare the ranks' inputs and raise an error if they differ.
     seed: of the model's random numbers; by default torch's own (`torch.manual_seed`). They are the
     same on every mesh, and the same as eager PyTorch's under `sw.seeded(seed)`.
 
     dynamic: False refuses inputs of shapes that were not compiled ahead.
-    max_programs: how many programs are kept.
+    max_programs: number of compiled programs to keep, the last used ones.
     validate: run every program before and after each pass, in float64 on a virtual mesh, and
     compare; for models that take a few seconds at most.
     validate_limit: the FLOPs of one run up to which a program is validated. twin: makes a smaller
@@ -116,8 +115,8 @@ def compile(request: Request) -> CompiledModule:
     optimizers: one or more that hold the model's parameters already; they are moved to the sharded
     parameters, with their states. An optimizer that is not passed raises an error when it steps.
     timeout: seconds that a rank may wait for others in one collective (default: SHARDWEAVE_TIMEOUT,
-    else 25 minutes; 0: for ever); it then ends, and says which rank is late, and where. A rank that
-    is dead is noticed in seconds (backends.watchdog).
+    else 25 minutes; 0: for ever); it then ends, and says which rank is late, and where. A dead rank
+    is noticed in seconds (`backends.watch.watchdog`).
 
     Raises AgreementError, on every rank, if the ranks compile different models, meshes, plans or
     options; ValueError if the processes are not as many as the mesh's devices, CaptureError,
@@ -153,9 +152,9 @@ def agree(request: Request) -> None:
     """Raise AgreementError on every rank unless all ranks compile the same. Collective."""
     if request.has_processes and request.devices.num_devices > 1:
         model = describe_model(request.model)
-        require_same("the model", model, "make the same model on every rank")
+        require_same("the model", model, "build the same model on every rank")
         what = describe_request(request)
-        require_same("what is compiled", what, "call compile alike on every rank")
+        require_same("what is compiled", what, "give every rank the same arguments")
 
 
 def load(request: Request, lowered: Lowered, device: torch.device) -> BoundProgram:
@@ -189,6 +188,8 @@ def bind(request: Request, call: StepCall, lowered: Lowered, first: BoundProgram
         optimizers=request.optimizers,  # pyright: ignore[reportArgumentType]
         backward=request.backward,
     )
+    if lowered.program.has_host_states:
+        first.backend.keep_states_on_host(model.parameters())
     if request.train is not None:
         model.train(request.train)
     assert isinstance(model, CompiledModule)

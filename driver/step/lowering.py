@@ -270,7 +270,7 @@ def _examples(request: Request, call: StepCall) -> list[torch.Tensor]:
 
 
 def _example_of(tensor: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
-    """The input, or zeros of its shape and dtype, on the model's device."""
+    """Return the input, if it is a plain tensor on the model's device, else zeros like it there."""
     device = device_of(model)
     if type(tensor) is torch.Tensor and device in (tensor.device, torch.device("meta")):
         return tensor

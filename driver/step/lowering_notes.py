@@ -57,7 +57,7 @@ def undivided(program: Program, plan: Plan | None) -> list[str]:
     axes = [axis for axis in zero_axes(program) if mesh.size(axis) > 1]
     if not axes:
         return [
-            f"zero={plan.zero} divides nothing: the mesh {mesh} has one replica, which holds all; "
+            f"zero={plan.zero} divides nothing: the mesh {mesh} has one replica; "
             f"give axis '{DATA_AXIS}' more devices"
         ]
     sizes: dict[str, int] = {}

@@ -109,7 +109,7 @@ class CompiledPrograms:
         self._settings = Settings(request.model, request.loss)
         kept, now = [(call, first)] if kept is None else kept, self._settings.now()
         self._kept = OrderedDict((of.key, [_Kept(of, bound, now)]) for of, bound in kept)
-        """By key of a call, its programs: the last is for the settings that it had last."""
+        """By key of a call, its programs, one per setting of the model; the last was used last."""
         self._dropped: set[Any] = set()
         self._first_call = call
         self._ahead = {self._shape_key(call)}
@@ -230,9 +230,9 @@ class CompiledPrograms:
         if str(made.program) != str(last.bound.program):
             why = [f"{place} {how}" for place, how in changed.items() if place not in last.unread]
             return self._compile(call, stored, ", ".join(why), lambda: made)
-        # The program turns out not to read what was changed, perhaps on this rank alone: it stays,
-        # and that is not looked at again for it. An attribute that hides the class's may have the
-        # same value.
+        # The program does not depend on the changed settings, perhaps on this rank alone: it is
+        # kept, and these are ignored for it from now on. An attribute that hides the class's may
+        # have the same value.
         old, new = last.settings.by_place(), now.by_place()
         unread = last.unread.union(p for p in changed if ABSENT not in (old[p], new[p]))
         self._settings.look()
@@ -305,7 +305,7 @@ class CompiledPrograms:
                 "since the example given to sw.compile does not use it. Give sw.compile an "
                 "example that uses every parameter."
             )
-        assert not wrong, f"{wrong[0]} is not read in the shards in which it is stored"
+        assert not wrong, f"{wrong[0]} is read in another sharding than it is stored in"
         if world.rank() == 0:
             took_s = time.perf_counter() - start_s
             say(f"shardweave: compiled a program for {call.mode} in {took_s:.1f} s: {why}")
@@ -397,7 +397,7 @@ def difference(before: StepCall, call: StepCall) -> str:
     if before.mode != call.mode or before.modes != call.modes:
         return f"the first call in this mode with {call.shapes_text}"
     if before.tangents != call.tangents:
-        return "gradients of other outputs come in"
+        return "backward() got gradients of other outputs"
     return "other parameters or inputs require gradients"
 
 

@@ -78,7 +78,7 @@ class CompileOptions:
     )
     passes: Passes = _flag(
         (),
-        "more passes, after the default ones; in their place if insert-collectives is there",
+        "passes to run after the default ones, or in their place if they have insert-collectives",
         metavar="SPEC",
     )
     program: Program | Path | str | None = _flag(
@@ -102,7 +102,7 @@ class CompileOptions:
     cuda_graph: bool = _flag(False, "capture the step on the GPU and replay it")
     train: bool | None = None
     loss: LossChoice = _flag(
-        None, "key or index of the loss in what the model returns", type=_key, metavar="KEY"
+        None, "key or index of the loss in the model's output", type=_key, metavar="KEY"
     )
     only_loss: bool = _flag(False, "return the loss alone, and keep nothing else for it")
     precision: str | None = _flag(

@@ -1,8 +1,8 @@
 """Settings of a model, such as a dropout's probability: plain attributes of its modules and of the
 objects that these hold, and hooks; and the changes of both.
 
-A program has in it what they were when it was captured. What else code reads (globals, closures,
-files) is not followed: `step.recompile()` captures the model anew.
+A program contains their values at its capture. Other things that code reads (globals, closures,
+files) are not tracked: after a change of those, `step.recompile()` captures the model anew.
 """
 
 from __future__ import annotations

@@ -65,12 +65,12 @@ class Step(ShardedState):
     loss_scale: a number, a tensor or a GradScaler, which scales the loss for the gradients (1 by
     default), but not the returned loss.
 
-    first: the program by whose shardings the tensors are sharded. make_programs: called once they
-    are; makes what finds the program of each call. sync: whether rank 0 sends its values of
+    first: the program by whose shardings the tensors are sharded. make_programs: called after that;
+    returns the object that finds each call's program. sync: whether rank 0 sends its values of
     parameters and buffers; with False, ranks compare digests of theirs, and all raise
     AgreementError if they differ. The caller makes sure that the ranks' models are the same except
-    for values. sources, optimizers: as in `ShardedState`.
-    backward: whether gradients arrive at `backward()` (`AUTOGRAD`) or in the call (`IN_CALL`).
+    for values. sources, optimizers: as in `ShardedState`. backward: whether gradients arrive at
+    `backward()` (`AUTOGRAD`) or in the call (`IN_CALL`).
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Folders of checkpoints on the disk: each is there whole, or not at all.
 
-A checkpoint is written under another name, with a list of its files and their digests, brought to
-the disk, and renamed. So whatever ends a process meanwhile, the checkpoints before it stay. One
-process at a time saves into a folder (`checkpoint_lock`).
+A checkpoint is written under a temporary name, with a list of its files and their digests, synced
+to disk, and renamed. So if a process is killed meanwhile, the earlier checkpoints stay. One process
+at a time saves into a folder (`checkpoint_lock`).
 """
 
 from __future__ import annotations
@@ -191,7 +191,8 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _chosen_itself(path: Path, number: int | None) -> ChosenCheckpoint:
-    """Raises CheckpointError if the checkpoint is damaged, or has another number."""
+    """Choose `path`, a single checkpoint. CheckpointError if it is damaged or has another
+    number."""
     damage = _damage(path)
     if damage:
         raise CheckpointError(f"the folder is a single checkpoint, which is damaged: {damage}.")

@@ -186,7 +186,7 @@ def _warn_of_gradients(number: int, state: Mapping[str, Any]) -> None:
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], unfinished: Path) -> None:
-    """Collective."""
+    """Write tensors by key into the folder `unfinished`. Collective."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*single process", category=UserWarning)
         save_tensors(
@@ -223,7 +223,7 @@ def _read(make: Callable[[], T]) -> T:
 
 
 def _read_tensors(into: dict[str, Tensor], reader: DataReader) -> None:
-    """Collective."""
+    """Fill tensors, by key, with their saved values. Collective."""
     if not into:
         return
     with warnings.catch_warnings():

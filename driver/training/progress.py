@@ -27,14 +27,15 @@ class Prediction:
 
 
 class Progress:
-    """Prints, on rank 0, a line every so many steps of a training.
+    """Prints, on rank 0, a line every `every` steps of a training.
 
-    accumulate: micro-batches of a step. cluster: a Cluster, a preset's name or a YAML file, as
-    `shardweave profile` makes it of a machine; what the simulator predicts on it stands beside what
-    was measured: the seconds of the call of the step, without the optimizer and the reading of
-    data, and the memory. Seconds are means since the last line, without the first step of all and
-    what comes before a text that `say` prints, such as a validation; the throughput is that of the
-    same time. unit: what it counts. Memory is the peak of the GPU's, or of the whole process.
+    accumulate: micro-batches of a step. cluster: a Cluster, a preset's name or a YAML file, such as
+    `shardweave profile` writes; lines then also show the simulated memory and seconds of a
+    step's call, without optimizer and data loading. unit: name of what the throughput counts.
+
+    Seconds and throughput are means over whole steps since the last line, or since the last text
+    that `say` printed; the first step of all does not count. Memory is the peak of the GPU's, or of
+    the whole process.
     """
 
     def __init__(

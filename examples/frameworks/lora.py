@@ -52,11 +52,12 @@ def train(mesh: str | None, zero: int, folder: Path, steps: int = 3) -> SFTTrain
 
 
 def tokenizer() -> Any:
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = {f"<{number}>": number for number in range(32)}
     made = Tokenizer(models.WordLevel(words, unk_token="<0>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
     return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<0>", eos_token="<1>")
 
 

@@ -103,7 +103,7 @@ def _program(traced: Traced, model: torch.nn.Module) -> Program:
 
 
 def _check_dtypes_of_products(program: Program) -> None:
-    """Raises CaptureError, as eager does, for a product of two dtypes: fake tensors let it pass."""
+    """Raises CaptureError for a product of two dtypes: eager refuses it, fake tensors do not."""
     for op in program.ops:
         product = spec_of(op).product
         if product is None:

@@ -1,6 +1,7 @@
 """Recipes that make torch's random ops from uniform, normal and whole random numbers.
 
-A program and eager PyTorch under `sw.seeded` draw by the same recipes, so that they draw the same.
+A program and eager PyTorch under `sw.seeded` use the same recipes, so that they get the same random
+numbers.
 """
 
 from __future__ import annotations

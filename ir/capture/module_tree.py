@@ -61,7 +61,7 @@ def _in_containers(module: nn.Module, path: str) -> Iterator[str]:
 
 
 def _compound_members(module: nn.Module, members: Members) -> dict[str, nn.Module]:
-    """Compound members by path, if a class of theirs repeats or there is one member; else none."""
+    """Return members with 2 or more weights, if two share a class or there is only one member."""
     if not isinstance(module, CONTAINERS):
         return {}
     compound = {name: child for name, child in members.items() if _is_compound(child)}

@@ -42,7 +42,7 @@ from shardweave.ir.capture.recorded.trusted import random_numbers_kept, recorded
 from shardweave.ir.capture.repeats import joint_graph, repeats_of
 from shardweave.ir.capture.site import CaptureError, Site, qualified, site_of_node
 from shardweave.ir.capture.substitutes.boolean_rows import replace_boolean_rows
-from shardweave.ir.capture.substitutes.decomposed import decompositions
+from shardweave.ir.capture.substitutes.decomposed import decompositions, interpolation_kept
 from shardweave.ir.capture.substitutes.dense_attention import replace_attention
 from shardweave.ir.capture.substitutes.huggingface import as_in_eager
 from shardweave.ir.capture.substitutes.meta_device import off_meta
@@ -211,7 +211,7 @@ def _first_names(model: torch.nn.Module) -> dict[str, str]:
 
 
 def _joint(exported: Any, args: Any, kwargs: Any) -> Any:
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, interpolation_kept():
         table = decompositions()
         described = joint_export(stack, exported, args, kwargs, decompositions=table)
     joint = described.graph_module

@@ -38,7 +38,13 @@ from shardweave.ir.dialects.dist_base import (
     OverAxesOp,
     StartedOp,
 )
-from shardweave.ir.dialects.dist_ring import RingJoinOp, RingSliceOp, ShiftOp
+from shardweave.ir.dialects.dist_ring import (
+    HaloAddOp,
+    HaloOp,
+    RingJoinOp,
+    RingSliceOp,
+    ShiftOp,
+)
 from shardweave.ir.dialects.dist_rows import AddRowsOp, FetchRowsOp
 from shardweave.ir.dialects.literals import Literal, to_attribute
 from shardweave.ir.dialects.types import TENSOR, dtype_of_value, num_elements
@@ -393,6 +399,7 @@ def register_collective(kind: type[_Collective]) -> type[_Collective]:
 
 
 for _kind in (
-    AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp, ShiftOp, FetchRowsOp, AddRowsOp
+    AllReduceOp, ReduceScatterOp, AllGatherOp, AllToAllOp, ShiftOp, HaloOp, HaloAddOp, FetchRowsOp,
+    AddRowsOp,
 ):  # fmt: skip
     register_collective(_kind)

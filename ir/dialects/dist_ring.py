@@ -1,7 +1,8 @@
-"""Ops of products that are decomposed over a ring: `dist.shift`, `ring_slice` and `ring_join`.
+"""Ops between neighbours: `dist.halo`, `halo_add`, `shift`, and the `ring_slice` and `ring_join`.
 
-At turn t the rank at position r holds the block of the rank at position r + t (modulo P). No
-sharding expresses this, so the results of a shift and of a ring slice carry none.
+At turn t of a ring the rank at position r holds the block of the rank at position r + t (modulo P).
+No sharding expresses this, nor shards that overlap, so the results of a shift, of a ring slice and
+of a halo carry none.
 """
 
 from __future__ import annotations
@@ -9,12 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor
-from xdsl.irdl import AtLeast, RangeOf, irdl_op_definition, operand_def, prop_def, result_def
+from xdsl.dialects.builtin import StringAttr
+from xdsl.irdl import (
+    AtLeast,
+    AttrSetConstraint,
+    MessageConstraint,
+    RangeOf,
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    result_def,
+)
 from xdsl.irdl import var_operand_def as var_operands
+from xdsl.utils.exceptions import VerifyException
 
 from shardweave.ir.dialects.dist_base import NUMBER, AlongDimOp, CollectiveOp, OverAxesOp
-from shardweave.ir.dialects.types import TENSOR, shape_of
+from shardweave.ir.dialects.types import TENSOR, num_elements, shape_of
 from shardweave.ir.mesh.effect import Effect
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
@@ -53,9 +67,146 @@ class ShiftOp(_TurnedOp, CollectiveOp):
         return 1
 
 
+EDGE = MessageConstraint(
+    AttrSetConstraint(frozenset({StringAttr("lowest"), StringAttr("repeat")})),
+    '"lowest" or "repeat"',
+)
+
+
+Halo = tuple[int, int, int]
+"""A dim, and how many indices of the previous and of the next rank a shard of it reaches into."""
+
+
+class NeighboursOp(CollectiveOp):
+    """Base of the ops on plain shards of `dim` that reach `before` indices into the previous rank's
+    and `after` into the next one's.
+
+    `edge`: the first and the last rank reach into zeros, or into the lowest number ("lowest"), or
+    into their own last index again ("repeat").
+    Traffic: `before` indices to one neighbour and `after` to the other, in one step.
+    """
+
+    dim_attr = prop_def(NUMBER, prop_name="dim")
+    before_attr = prop_def(NUMBER, prop_name="before")
+    after_attr = prop_def(NUMBER, prop_name="after")
+    edge_attr = opt_prop_def(EDGE, prop_name="edge")
+    value = operand_def(TENSOR)
+    result = result_def(TENSOR)
+    ADDS: ClassVar[bool] = False
+
+    @property
+    def halo(self) -> Halo:
+        before, after = self.before_attr.value.data, self.after_attr.value.data
+        return self.dim_attr.value.data, before, after
+
+    @property
+    def edge(self) -> str:
+        return "" if self.edge_attr is None else self.edge_attr.data
+
+    def verify_(self) -> None:
+        dim, before, after = self.halo
+        shape = shape_of(self.value)
+        if not 0 <= dim < len(shape):
+            raise VerifyException(f"dim must be in [0, {len(shape)})")
+        own = shape[dim] - (before + after if self.ADDS else 0)
+        if min(before, after) < 0 or max(before, after, 1) > own:
+            raise VerifyException(
+                f"shards of {own} along dim {dim} cannot overlap by {before} and {after}; gather "
+                "the value instead"
+            )
+
+    def after(self, sharding: Sharding, mesh: Mesh) -> Sharding:
+        raise ValueError("shards overlap before it or after it; leave its sharding out")
+
+    def expected_shape(self, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+        dim, before, after = self.halo
+        more = -before - after if self.ADDS else before + after
+        return (*shape[:dim], shape[dim] + more, *shape[dim + 1 :])
+
+    def on_shards(self, members: Sequence[Tensor]) -> list[Tensor]:
+        sent = [borders(x, self.halo, adds=self.ADDS) for x in members]
+        previous = [None, *(ends[1] for ends in sent[:-1])]
+        following = [*(ends[0] for ends in sent[1:]), None]
+        join = narrowed if self.ADDS else widened
+        each = zip(members, previous, following, strict=True)
+        return [join(x, self.halo, left, right, self.edge) for x, left, right in each]
+
+    def sent_elements(self, mesh: Mesh) -> float:
+        dim, before, after = self.halo
+        ranks, row = mesh.sizes(self.axes), num_elements(self.value) / shape_of(self.value)[dim]
+        # Of two ranks, each has one neighbour.
+        return row * {1: 0, 2: max(before, after)}.get(ranks, before + after)
+
+    @classmethod
+    def steps(cls, ranks: int) -> int:
+        return 1
+
+
+@irdl_op_definition
+class HaloOp(NeighboursOp):
+    """Extend each rank's shard of `dim` by its neighbours' nearest indices.
+
+    Shapes: .. x nd x ..  ->  .. x (before + nd + after) x ...
+    """
+
+    name = "dist.halo"
+
+
+@irdl_op_definition
+class HaloAddOp(NeighboursOp):
+    """Add what reaches into the neighbours to their shards: the transpose of `dist.halo`.
+
+    Shapes: .. x (before + nd + after) x ..  ->  .. x nd x ...
+    """
+
+    name = "dist.halo_add"
+    ADDS: ClassVar[bool] = True
+
+
+def borders(x: Tensor, halo: Halo, *, adds: bool) -> tuple[Tensor, Tensor]:
+    """The ends that a rank sends to the previous and the next one. adds: for `dist.halo_add`."""
+    dim, before, after = halo
+    first, last = (before, after) if adds else (after, before)
+    return x.narrow(dim, 0, first), x.narrow(dim, x.shape[dim] - last, last)
+
+
+def widened(
+    x: Tensor, halo: Halo, previous: Tensor | None, following: Tensor | None, edge: str
+) -> Tensor:
+    """Join a shard with what its neighbours send; None: there is no such neighbour."""
+    dim, before, after = halo
+
+    def beyond(index: int, count: int) -> Tensor:
+        shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
+        if edge == "repeat":
+            return x.narrow(dim, index, 1).expand(shape)
+        return x.new_full(shape, float("-inf") if edge == "lowest" else 0)
+
+    left = beyond(0, before) if previous is None else previous
+    right = beyond(x.shape[dim] - 1, after) if following is None else following
+    return torch.cat([left, x, right], dim)
+
+
+def narrowed(
+    x: Tensor, halo: Halo, previous: Tensor | None, following: Tensor | None, edge: str
+) -> Tensor:
+    """Add what neighbours send to a rank's own indices; None: there is no such neighbour."""
+    dim, before, after = halo
+    own = x.narrow(dim, before, x.shape[dim] - before - after).clone()
+    if edge == "repeat":
+        left, right = (end.sum(dim, keepdim=True) for end in borders(x, halo, adds=True))
+        previous = left if previous is None else previous
+        following = right if following is None else following
+    if previous is not None:
+        own.narrow(dim, 0, previous.shape[dim]).add_(previous)
+    if following is not None:
+        own.narrow(dim, own.shape[dim] - following.shape[dim], following.shape[dim]).add_(following)
+    return own
+
+
 @irdl_op_definition
 class RingSliceOp(_TurnedOp, AlongDimOp):
-    """Keep the block along `dim` that the rank `turn` positions further is to have. No traffic."""
+    """Slice out, along `dim`, the block of the rank `turn` positions further on. No traffic."""
 
     name = "dist.ring_slice"
     turn_attr = prop_def(NUMBER, prop_name="turn")
@@ -64,7 +215,7 @@ class RingSliceOp(_TurnedOp, AlongDimOp):
 
     @property
     def is_view(self) -> bool:
-        """True if the block lies in one piece in its operand."""
+        """True if the block is one slice of its operand, not several."""
         return shape_of(self.part)[self.dim] == self.block
 
     @property

@@ -1,9 +1,9 @@
 """Collectives that send only the rows that are needed: `dist.fetch_rows` and `dist.add_rows`.
 
-A table has its rows in plain shards over the axes. Each rank reads rows by their numbers, or adds
-to them, of any number. `routes` (`dist.row_routes`) says which rank needs which rows: from it each
-rank knows how many it sends to every other one and receives, so that no counts are sent. A row
-that a rank needs several times travels once.
+A table has its rows in plain shards over the axes. Each rank reads, or adds to, any number of rows
+by their indices. `routes` (`dist.row_routes`) says which rank needs which rows: from it each rank
+knows how many it sends to every other one and receives, so that no counts are sent. A row that a
+rank needs several times travels once.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class RowsOp(CollectiveOp):
         first, numbers, routes = self.operands
         ranks, size = shape_of(routes)[:1], mesh.sizes(self.axes)
         if len(shape_of(routes)) != 2 or dtype_of_value(routes) != torch.bool:
-            return "routes are no table of bools, one row for each rank; give those of row_routes"
+            return "routes must be 2-d bools, a row for each rank; give those of dist.row_routes"
         if ranks != (size,):
-            return f"routes are those of {ranks[0]} ranks, but {list(self.axes)} join {size}"
+            return f"routes have {ranks[0]} rows, but axes {list(self.axes)} have {size} ranks"
         if len(shape_of(numbers)) != 1 or dtype_of_value(numbers) != torch.int64:
-            return "the numbers of rows are not one int64 for each row"
+            return "the row indices must be a 1-d tensor of int64"
         given = shape_of(first)[:1]
         wanted = shape_of(numbers) if self.MAKES_TABLE else (shape_of(routes)[1] // size,)
         if given != wanted:
@@ -84,9 +84,9 @@ class RowsOp(CollectiveOp):
 
 
 def check_routes(numbers: Tensor, needed: Tensor, rows: Tensor | None = None) -> None:
-    """Raise ValueError if a rank's row numbers are not among those that the routes let it have.
+    """Raise ValueError if a rank's row indices, `numbers`, are not among those in its routes.
 
-    needed: its row of the routes. rows: those that it adds, one for each number.
+    needed: the rank's row of the routes. rows: the rows to add, one for each index.
     """
     if rows is not None and rows.shape[0] != numbers.shape[0]:
         raise ValueError(
@@ -95,8 +95,8 @@ def check_routes(numbers: Tensor, needed: Tensor, rows: Tensor | None = None) ->
         )
     if not needed[numbers].all():
         raise ValueError(
-            "a rank reads or adds rows that its routes leave out: make both of the same row "
-            "numbers and bounds, with the places of the ranks along the message's axes."
+            "a rank reads or adds rows that its routes leave out; make the routes "
+            "(dist.row_routes) of the same row indices, and places in rank order on its axes."
         )
 
 

@@ -121,7 +121,7 @@ def _pair(
     *,
     only_single: bool,
 ) -> None:
-    """Pair nodes of equal hash in order, if both sides have equally many of it (or just one)."""
+    """Pair in order the nodes of each hash that both sides have equally often (or just once)."""
     groups: defaultdict[Hash, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for index, side in enumerate(sides):
         for node, key in hashes[index].items():
@@ -134,7 +134,7 @@ def _pair(
 
 
 class _Side:
-    """The hashes of one program's unmatched ops, where matched ones are their seeds."""
+    """Hashes of one program's unmatched ops, computed from fixed hashes of the matched ops."""
 
     def __init__(self, matching: Matching, side: int, labels: Labels, looks_through: bool) -> None:
         self.table = table = matching.tables[side]

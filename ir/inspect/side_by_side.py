@@ -95,8 +95,8 @@ def _body(name: str, pairs: Sequence[OpPair]) -> tuple[object, ...]:
 def ancestors_of(pairs: Sequence[OpPair]) -> dict[Operation, Operation]:
     """Map each op after a change to the op before the change from which it comes.
 
-    An op that sub-batches have each for themselves has no partner in the diff. It is matched by
-    name, layer and phase, and by its position among such ops of its sub-batch.
+    An op that exists once per sub-batch has no partner in the diff. It is matched by name, layer
+    and phase, and by its position among such ops of its sub-batch.
     """
     ancestors: dict[Operation, Operation] = {}
     for pair in pairs:

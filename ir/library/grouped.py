@@ -53,8 +53,8 @@ ALL_ROWS = "dist.all_rows"
 
 
 def padded_rows(num_rows: int, devices: int, load: float = 1.0) -> int:
-    """Rows in types, over all devices: per device its equal share times `load`, at most all
-    rows."""
+    """Size a type's ragged dim: for each device its equal share times `load`, at most
+    `num_rows`."""
     return min(math.ceil(num_rows * load / devices), num_rows) * devices
 
 

@@ -51,7 +51,7 @@ def pure_ops() -> frozenset[str]:
 
 _OF_TORCH = ("aten", "prim", "prims", "shardweave", "dist")
 _OF_RUNTIME = ("c10d", "symm_mem", "rngprims", "inductor", "streams", "fsdp", "dtensor")
-"""Namespaces whose ops are no third party's, and those of communication and generated code."""
+"""Prefixes of torch's namespaces for communication, runtime and generated code: no custom ops."""
 
 
 def is_pure(name: str) -> bool:

@@ -7,10 +7,10 @@ projections, each sharded by head) has a smaller stride. The placements of a dim
 a mixed-radix number, so they commute, and two shardings are equal exactly if they are equal
 as data: no gather is ever needed to tell.
 
-N need not divide. The digits then count to the next multiple N' of the largest placement's span,
-and the indices from N to N' are *padding*: every device has a part of the same shape, the last
-elements of which may stand for nothing (t = ceil(N / n) for plain shards, as `torch.chunk` cuts).
-Indices ascend in each part, so that padding is always its end.
+N need not be a multiple of n. The digits then count to the next multiple N' of the largest
+placement's span, and the indices from N to N' are *padding*: every device has a shard of the same
+shape, whose last elements may be padding (t = ceil(N / n) for plain shards, as `torch.chunk` cuts).
+Indices ascend in each shard, so that padding is always at its end.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class Sharding:
         return tuple([part_size(dim, size) for size, dim in zip(shape, self.dims, strict=True)])
 
     def padded_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Global `shape` with the padding of all parts."""
+        """Global `shape` with the padding of all shards."""
         return tuple([padded_size(dim, size) for size, dim in zip(shape, self.dims, strict=True)])
 
     def without_padding(self, shape: Sequence[int]) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ MAX_VALUES = 32
 """Most inputs and outputs of one kernel."""
 
 FEW_ROWS = 16
-"""Most rows that a program of a columns kernel holds at once, so that its sums are complete."""
+"""Most rows that one instance of a columns kernel holds at once, so that its sums are complete."""
 
 GROUP = 16
 """Number of elements that is a multiple of 16 bytes (a thread's read) in every dtype."""

@@ -44,8 +44,8 @@ def _fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 def infer_types(op: AtenOp) -> tuple[AnyTensor, ...] | str:
     """The result types that torch infers for an op, or torch's reason to refuse the operands.
 
-    Computed once for each distinct name, operand types and arguments. Masked-off results are left
-    out.
+    Computed once for each distinct name, operand types and arguments. Results that `output_mask`
+    excludes are left out.
     """
     signature = key_of_op(op)
     types = _inferred.get(signature)

@@ -204,9 +204,5 @@ def result_shape(op: AtenOp) -> list[int]:
     return list(shape_of(op.results[0]))
 
 
-def result_plane(op: AtenOp) -> list[int]:
-    return result_shape(op)[-2:]
-
-
 def result_dtype(op: AtenOp) -> Any:
     return dtype_of_value(op.results[0])

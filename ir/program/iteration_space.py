@@ -170,7 +170,7 @@ def _space_of(members: list[AtenOp], written: list[SSAValue]) -> IterationSpace 
         return _reduction_space(members, reductions, written)
     numel = num_elements(written[0])
     if any(num_elements(value) != numel for value in written):
-        return "what leaves it differs in size"
+        return "the values that it writes differ in size"
     return IterationSpace("pointwise", 1, numel)
 
 
@@ -182,13 +182,13 @@ def _lookup_space(members: list[AtenOp], written: list[SSAValue]) -> IterationSp
     if any(role_of(op) not in ("pointwise", "view") for op in before):
         return "only pointwise ops precede the gradient of a lookup"
     if _num_read_whole(gradient, before) > 1:
-        return "what the gradient of a lookup adds up is computed of one value of its size"
+        return "the rows added by a lookup's gradient need at most one input of their size"
     count, (num_rows, width) = num_elements(gradient.operands[1]), shape_of(made)
     is_added = len(last) == 1 and _adds_to_table(last[0], made, members)
     if is_added and written == list(last[0].results):
         return IterationSpace("lookups", count, width)
     if last or written != [made]:
-        return "the gradient of a lookup is only added to what is there"
+        return "the gradient of a lookup may only be added to a table"
     if num_rows < count:  # of 8,192 tokens of two types one program would add up most
         return "a program would add up many rows of equal indices"
     return IterationSpace("lookups", count, width)
@@ -227,7 +227,7 @@ def _matmul_space(
         return "tensor cores do not multiply float64"
     rows, columns = shape_of(product.results[0])
     if any(num_elements(value) != rows * columns for value in written):
-        return "what leaves a matrix product's kernel has the product's elements"
+        return "a matrix product's kernel writes only values of the product's size"
     facts = spec_of(product).product
     assert facts is not None
     needed = ancestors([product.operands[index] for index in facts.factors], members)
@@ -238,7 +238,7 @@ def _matmul_space(
     if any(len(op.operands) != 1 or role_of(op) not in ("pointwise", "view") for op in before):
         return "only pointwise ops of one operand precede a matrix product"
     if any(r in written for op in before for r in op.results):
-        return "what precedes a matrix product is computed more than once"
+        return "an op before a matrix product would be computed more than once"
     return IterationSpace("matmul", rows, columns)
 
 
@@ -259,9 +259,9 @@ def _reduction_space(
     if any(use.operation in inside for value in columns for use in value.uses):
         return "a sum over all rows is known only when the kernel ends"
     if "row" not in over and not reduces_columns:
-        return "nobody reads what it reduces"
+        return "no op reads the results of its reductions"
     allowed = {numel, numel // size} if "row" in over else {numel}
     if any(num_elements(value) not in allowed and value not in columns for value in written):
-        return "what leaves it is neither of its space nor one for each row"
+        return "a value that it writes has neither the size of its space nor one element a row"
     family: Family = "rows" if "row" in over else "columns"
     return IterationSpace(family, numel // size, size, reduces_columns, "row" in over)

@@ -29,6 +29,8 @@ from shardweave.ir.program.text import ProgramTextError, SourceText, parse_modul
 MESH = "dist.mesh"
 LOCAL = "dist.local"
 DEVICES = "dist.devices"
+HOST_STATES = "dist.host_states"
+"""Mark of a program whose optimizer states live on the host between updates."""
 USED = "dist.used"
 """Attribute of a parameter: the sharding in which ops read it, if it is stored in another one."""
 PARTS = "dist.parts"
@@ -242,6 +244,15 @@ class Program:
     def set_local(self) -> None:
         """Mark the program local: collectives are inserted and types are those of one rank."""
         self.module.attributes[LOCAL] = builtin.UnitAttr()
+
+    @property
+    def has_host_states(self) -> bool:
+        """True if optimizer states live on the host between updates."""
+        return HOST_STATES in self.module.attributes
+
+    def set_host_states(self) -> None:
+        """Mark the program: optimizer states live on the host between updates."""
+        self.module.attributes[HOST_STATES] = builtin.UnitAttr()
 
     def global_shape_of(self, slot: Slot) -> tuple[int, ...]:
         """The global shape of an argument or result, also in a local program."""

@@ -102,7 +102,7 @@ def explain_collective(walk: Walk, ops: Iterable[Operation]) -> str | None:
             values = [walk.values[value] for value in op.operands]
             made = [walk.values[result] for result in op.results]
             if any(
-                isinstance(a, Relation) and isinstance(b, Local)
+                isinstance(a, Relation) and isinstance(b, Local) and b not in walk.steps
                 for a, b in zip(values, made, strict=False)
             ):
                 return f"{named(op)}: {_problem_of_collective(op, values)}."

@@ -13,6 +13,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.annotations import arguments_of, describe, sharding_attrs_of
 from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.builder import on_some
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import Sharding
@@ -129,6 +130,10 @@ class Walk:
         self, op: Operation, operands: tuple[Value, ...], *, is_template: bool = False
     ) -> tuple[Value, ...]:
         """Return the relations of an op's results. is_template: the op belongs to a local form."""
+        if isinstance(op, dist.AllReduceOp) and len(operands) > 1:
+            # A message of several sums: each has the relation that it would have alone.
+            alone = [(on_some(op, [i]), (operand,)) for i, operand in enumerate(operands)]
+            return tuple([self.results(*each, is_template=is_template)[0] for each in alone])
         key = key_of(op, operands)
         made = self.known.get(key)
         if made is not None:
@@ -152,8 +157,8 @@ class Walk:
         return made
 
     def _readings(self, operands: tuple[Value, ...]) -> Iterator[tuple[Value, ...]]:
-        """Yield combinations of the operands' relations, the first relation of each first: all of
-        those in `others`, then shards as blocks of a ring, one of them and all of them."""
+        """Yield combinations of relations for the operands: first their own and those in `others`;
+        then, for each ring, one operand or all of them related as blocks of the ring."""
         yield from product(*([value, *self.others.get(value, ())] for value in operands))
         for axis in self.axes.rings:
             as_blocks = [ring.as_block(value, axis, self.axes) for value in operands]
@@ -450,7 +455,8 @@ class Walk:
 def key_of(op: Operation, operands: tuple[Value, ...]) -> Key:
     """Return the key of an op on operands with these relations."""
     types = tuple([(shape_of(result), dtype_kind_of(result)) for result in op.results])
-    return op.name, arguments_of(op), operands, types
+    name = f"dist.{op.kind()}" if isinstance(op, dist.DistOp) else op.name  # started or not
+    return name, arguments_of(op), operands, types
 
 
 def _has_shape(value: Value, result: SSAValue) -> bool:

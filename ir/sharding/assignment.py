@@ -1,10 +1,10 @@
-"""Choosing which mesh axes cut which factors of one op.
+"""Choosing which mesh axes shard which factors of one op.
 
-The choice is by priority, not by a guess at speed: a planned weight is never moved; then as
-many axes as possible keep cutting the op; then the fewest bytes move, so that the larger
-tensor stays where it is. Given the shardings of the operands (and those wanted of the
-results, if any), the number of candidates is the product over mesh axes of the number of seats
-that operands propose for the axis: a handful.
+The choice is by priority, not by a guess at speed: a planned weight is never moved; then as many
+axes as possible keep sharding the op; then the fewest bytes move, so that the larger tensor stays
+where it is. Given the shardings of the operands (and those wanted of the results, if any), the
+number of candidates is the product over mesh axes of the number of seats that operands propose for
+the axis: a handful.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Price = tuple[int, float, int]
 """Messages, bytes sent by one rank, local steps: compared in this order."""
 
 Cost = tuple[float, int, Price, int]
-"""Bytes of planned weights moved, axes that no longer cut the op, price of all resharding, axes
-that cut the op though nothing asks for it."""
+"""Bytes of planned weights moved, axes that no longer shard the op, price of all resharding, axes
+that shard the op though nothing asks for it."""
 
 FREE: Price = (0, 0.0, 0)
 

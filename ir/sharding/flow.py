@@ -140,11 +140,11 @@ class Flow:
         return True
 
     def origin(self, value: SSAValue, wanted: Sharding) -> tuple[SSAValue, Sharding] | None:
-        """For a view that is resharded at its source: its operand, and the sharding from which the
-        view then has `wanted`; else None.
+        """Return a view's operand, and the operand's sharding that gives the view `wanted`.
 
-        The operand is resharded in place of the view if it has other uses that may need the same,
-        as both gradients of a linear map read the output's gradient.
+        None unless the operand is to be resharded in place of the view: that takes collectives, and
+        the operand has other uses that may need the same, as both gradients of a linear map read
+        the output's gradient.
         """
         if value not in self.views:
             return None

@@ -12,6 +12,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from shardweave.ir.dialects import dist
 from shardweave.ir.dialects.aten import AtenOp, create
 from shardweave.ir.dialects.builder import Builder, remade
+from shardweave.ir.dialects.dist_ring import Halo
 from shardweave.ir.dialects.syntax import Operands
 from shardweave.ir.dialects.types import (
     AnyTensor,
@@ -83,11 +84,39 @@ class Localizer:
             )[0]
         return value
 
-    def clone(self, operands: Sequence[SSAValue] | None = None, **values: Any) -> list[SSAValue]:
-        """Add a copy of the op with local result types; `values` replace arguments of its
-        schema."""
+    def halo(
+        self,
+        value: SSAValue,
+        placements: DimSharding,
+        halo: Halo,
+        edge: str = "",
+        *,
+        adds: bool = False,
+    ) -> SSAValue:
+        """Emit `dist.halo`, or (adds) `dist.halo_add`, over axes that shard a dim contiguously."""
+        kind, (dim, before, after) = dist.HaloAddOp if adds else dist.HaloOp, halo
+        shape = list(shape_of(value))
+        shape[dim] += -before - after if adds else before + after
+        values: dict[str, Any] = {"axes": [p.axis for p in placements], "dim": dim}
+        values |= {"before": before, "after": after} | ({"edge": edge} if edge else {})
+        type_ = tensor_type(shape, dtype_of_value(value))
+        return self._add(dist.create_dist(kind, [value], [type_], **values))[0]
+
+    def all_reduce(self, values: Sequence[SSAValue], axes: Sequence[str]) -> list[SSAValue]:
+        """Emit the sums of values over `axes`, in one message."""
+        types = [value.type for value in values]
+        return self._add(dist.create_dist(dist.AllReduceOp, values, types, axes=list(axes)))
+
+    def clone(
+        self,
+        operands: Sequence[SSAValue] | None = None,
+        types: Sequence[Attribute] | None = None,
+        **values: Any,
+    ) -> list[SSAValue]:
+        """Add a copy of the op, by default with its local operands and result types; `values`
+        replace arguments of its schema."""
         given = self.operands if operands is None else operands
-        return self._add(remade(self.op, given, self.types, **values))
+        return self._add(remade(self.op, given, types or self.types, **values))
 
     def _add(self, op: Operation) -> list[SSAValue]:
         return list(Builder(self.insert, self.op).insert(op).results)

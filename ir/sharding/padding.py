@@ -67,7 +67,7 @@ def notes_on_padding(program: Program) -> list[str]:
     rest = len(most) - SAID
     more = [f"{rest} more size{'s' * (rest > 1)}"] if rest > 0 else []
     return [
-        "sizes that do not divide are cut with padding, which devices compute in vain: "
+        "sizes that do not divide are padded, and devices compute the padding in vain: "
         + ", ".join([*texts, *more])
     ]
 
@@ -194,6 +194,8 @@ def _identities(
     spec, dtype = spec_of(form.op), dtype_of_value(form.operands[index])
     if spec.has_indices and index and not dtype.is_floating_point:
         yield 0
+    elif rule.factors[factor].reach:
+        yield 0  # what lies beyond the last index
     elif factor in lost and not (spec.is_lookup and index == 0):
         yield 0 if rule.factors[factor].reduction == "sum" else _lowest(dtype)
 

@@ -83,7 +83,7 @@ def _problem_of_types(op: AtenOp) -> str | None:
 
 
 def problems_of_rows(program: Program) -> Iterator[tuple[str, Operation]]:
-    """Find ops that split other rows than the `row_bounds` op whose bounds (rows of each group)
+    """Find ops whose number of rows, blocks or parts differs from that of the `row_bounds` op that
     they read. Yields (problem, op). Takes time linear in the ops."""
     for op in program.function.body.block.ops:
         if not isinstance(op, AtenOp) or op.name != ROW_BOUNDS:

@@ -272,7 +272,7 @@ class _Verifier:
         return op.problem_on(self.mesh) if isinstance(op, DistOp) else None
 
     def _take_over(self, values: Sequence[SSAValue], sources: Sequence[SSAValue]) -> None:
-        """Copy what is known of `sources` to `values`, the same values across a region's border."""
+        """Copy shardings and partial sums of `sources` to `values`, across a region's border."""
         for value, source in zip(values, sources, strict=True):
             for known in (self.shardings, self.pending):
                 if source in known:

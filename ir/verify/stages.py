@@ -219,7 +219,7 @@ def _order(program: Program, reads: Mapping[str, _Read]) -> Iterator[tuple[str, 
             if slot.kind in TOTALS:
                 is_there = counts[stage, name] == (axis.size if axis else 1)
             if not is_there:
-                form = "no earlier run returns it in the shape and place that this one reads"
+                form = "no earlier run returns it with this type, in this memory (device or host)"
                 yield f"{what} reads {slot.kind} '{name}', but {form}.", op
         if number is not None or run.at == places.source(stage, None):
             sent.update((key, number) for key in read.sends)

@@ -1,1 +1,1 @@
-"""Passes that form the regions of fused kernels."""
+"""Passes that group ops into regions, each to be one kernel."""

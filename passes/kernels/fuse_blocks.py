@@ -1,4 +1,4 @@
-"""fuse-blocks: the ops of a block between two messages become one region."""
+"""fuse-blocks: the ops of a block between two collectives become one region."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
 MAX_OPS = 256
-"""Most ops in one region: a compiler's time grows faster than linearly in them."""
+"""Most ops in one region: the time to compile it grows faster than linearly in them."""
 
 
 @dataclass(frozen=True)
 class FuseBlocksPass(PassOnProgram):
-    """Put the ops that a block computes between two messages into one region, for a graph compiler.
+    """Put the ops that a block computes between two collectives into one region, for a graph
+    compiler.
 
-    A region holds neighbouring ops of one block, phase and sub-batch, including library products,
+    A region holds neighbouring ops of one block, phase and sub-batch, including matrix products,
     and at least two that a compiler can fuse. Ops stay in their order.
 
     Requires: a local program, or one without a mesh, without regions. Ensures: numerics unchanged;
@@ -45,7 +46,7 @@ class FuseBlocksPass(PassOnProgram):
             assert after is not None
             put_in_region(run, after, [places[op] for op in run], phase_of(run[0]))
         if not runs:
-            note("no two neighbouring ops can be fused: nothing is put into regions.")
+            note("no two neighbouring ops can be fused into a region; leave the pass out.")
 
 
 def _runs(program: Program) -> Iterator[list[Operation]]:
@@ -57,7 +58,7 @@ def _runs(program: Program) -> Iterator[list[Operation]]:
 
 
 def _key(op: Operation, blocks: Blocks) -> tuple[object, ...] | None:
-    """The key that all ops of a region share; None for an op that no region holds."""
+    """The key that all ops of a region share; None for an op that is never in a region."""
     if not isinstance(op, AtenOp) or not op.name.startswith("aten."):
         return None
     if is_attention(op) or is_random(op):

@@ -1,4 +1,4 @@
-"""fuse-kernels: ops, and then regions, are merged in the order of memory traffic saved."""
+"""fuse-kernels: ops, and then regions, merge; pairs that save most memory traffic go first."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
 NEAR = 64
-"""Largest distance, in ops, at which two readers of one value are merged: a merged kernel keeps
-the results of one until those of the other are read."""
+"""Largest distance, in ops, between two merged readers of a value: the results of the earlier one
+are kept until those of the later one are read."""
 
 FEW = 8
-"""Readers of one value that are tried in one kernel: the nearest ones, if there are many, as for
-tables of positions that every layer reads."""
+"""Most readers of one value that are tried in one kernel, nearest first; a table of positions, for
+example, is read by every layer."""
 
 
 @dataclass(eq=False)
 class Unit:
-    """One op, or several that will form one kernel, which runs at index `place` of the program."""
+    """One op, or several that will form one kernel. place: the index at which it runs."""
 
     ops: dict[Operation, int]
     key: tuple[object, ...]
@@ -56,7 +56,7 @@ class Unit:
 
 
 class Growth:
-    """Regions while they grow: units of ops, whose places form a valid order of execution."""
+    """Units of ops, merged step by step; their places are always a valid order of execution."""
 
     def __init__(self, program: Program, *, matmul: bool) -> None:
         self.places = {op: index for index, op in enumerate(program.ops)}
@@ -96,7 +96,7 @@ class Growth:
         self._take_along()
 
     def _take_along(self) -> None:
-        """Merge nearby units into kernels that only compute small values; this saves a launch."""
+        """Merge units near kernels whose results are all small; each merge saves a launch."""
         units = sorted({id(u): u for u in self.units.values()}.values(), key=lambda u: u.place)
         for number, unit in enumerate(units):
             written = escaping_values(unit.ops)
@@ -112,7 +112,7 @@ class Growth:
                     break
 
     def regions(self) -> list[Unit]:
-        """Return, by place, the units of several ops, and of single ops that are kernels alone."""
+        """Return, by place, the units of several ops, and single ops that are kernels alone."""
         units = {
             id(unit): unit
             for unit in self.units.values()
@@ -159,7 +159,7 @@ class Growth:
                 yield from islice(self._readers(value), FEW)
 
     def _source(self, value: SSAValue) -> SSAValue:
-        """The value that a chain of views outside all units shows."""
+        """The value at the root of a chain of views that belong to no unit."""
         owner = value.owner
         while isinstance(owner, Operation) and owner in self.views:
             value = owner.operands[0]
@@ -167,7 +167,7 @@ class Growth:
         return value
 
     def _readers_near(self, value: SSAValue, place: int) -> list[Operation]:
-        """The readers of a value that are nearest to a place: at most FEW, at most NEAR away."""
+        """The readers of a value nearest to index `place`: at most FEW, at most NEAR away."""
         place_of = self.places.__getitem__
         if value not in self.readers:
             known = (reader for reader in self._readers(value) if reader in self.places)
@@ -207,7 +207,7 @@ class Growth:
     def _take_views(
         self, op: Operation, members: dict[Operation, int], key: tuple[object, ...]
     ) -> None:
-        """Add the views through which `op` reads a result of another member."""
+        """Add to `members` the views through which `op` reads a result of another member."""
         for operand in op.operands:
             chain: list[Operation] = []
             owner = operand.owner
@@ -220,7 +220,7 @@ class Growth:
     def _place(
         self, members: dict[Operation, int], inputs: set[SSAValue], escaping: list[SSAValue]
     ) -> int | None:
-        """The last member's place after all producers and before all consumers; None if none."""
+        """The last member's index that is after all producers and before all consumers, or None."""
         low = max((self._place_of(value.owner) for value in inputs), default=-1)
         users = {u.operation for v in escaping for u in v.uses if u.operation not in members}
         high = min((self._place_of(user) for user in users), default=len(self.places))
@@ -326,4 +326,4 @@ class FuseKernelsPass(PassOnProgram):
         for unit in units:
             _write_region(unit)
         if not units:
-            note("nothing is fused: no two ops that a kernel can compute share data.")
+            note("nothing is fused: no two ops that fit a kernel share data; leave the pass out.")

@@ -4,8 +4,8 @@ A value that one kernel writes and another reads moves its bytes twice. If it ca
 element by element, from values that are in memory anyway, the reader may compute it: a loss's log
 probabilities from the logits and two numbers per row, a gate's activation from its input, a widened
 copy from the narrow original, rows of a table, labels shifted by one. (Inductor does this between
-forward and backward by a minimal cut; here kernels are known, and readers in the same pass, after
-a product or a message, are considered as well.)
+forward and backward by a minimal cut; here kernels are known, and readers in the same phase, or
+after a product or a collective, are considered too.)
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
 LAUNCH_BYTES = 1 << 20
-"""Bytes that a saved kernel is worth: a GPU moves more in the 2 us that a launch takes."""
+"""Bytes that saving one kernel is worth: a GPU moves more in the 2 us that a launch takes."""
 
 
 def _compute_masks_early(program: Program) -> None:
-    """Move small integers and masks to the first op of equal key (`keys_of_ops`). Only those whose
-    operands exist by then. A kernel that reads them can then run before a library call that reads
+    """Move masks and small integer ops up to the first op of equal key (`keys_of_ops`) before which
+    their operands exist. A kernel that reads them can then run before a library call that reads
     another of its results, although they were computed after that call."""
     places: dict[Operation, float] = {op: place for place, op in enumerate(program.ops)}
     begins: dict[tuple[object, ...], Operation] = {}
@@ -62,7 +62,7 @@ def _is_small_mask(op: Operation) -> bool:
 
 @dataclass
 class _Reading:
-    """Operand `index` of an op, which is a value or a view of it."""
+    """A read of a value, or of a view of it, by an op as operand `index`."""
 
     op: Operation
     index: int
@@ -70,7 +70,7 @@ class _Reading:
 
 @dataclass
 class _Recomputed:
-    """A recomputed value. stored: values in memory that the ops of `chain` compute it from."""
+    """A value to recompute by the ops of `chain` from the values `stored`, which are in memory."""
 
     value: SSAValue
     readers: dict[Unit, list[_Reading]]
@@ -104,14 +104,14 @@ class _Recomputed:
         return count
 
     def _known_after(self, places: dict[Operation, int]) -> int:
-        """The place of the last op outside the chain that makes an operand of it; -1 if none."""
+        """The place of the last op outside the chain whose result the chain reads; -1 if none."""
         makers = (_owner_of(operand) for op in self.chain for operand in op.operands)
         outside = [maker for maker in makers if maker is not None and maker not in self.chain]
         return max((places[maker] for maker in outside), default=-1)
 
 
 class _Cloning:
-    """Clones of a chain of ops, in front of one op."""
+    """Clones of a chain of ops, which are inserted before one op."""
 
     def __init__(self, stored: set[SSAValue], before: Operation) -> None:
         self.stored = stored
@@ -120,8 +120,8 @@ class _Cloning:
         self._known: dict[SSAValue, SSAValue] = {}
 
     def of(self, value: SSAValue) -> SSAValue:
-        """Return the recomputed clone of a value, made at the first call; or the value itself if a
-        kernel reads it, or the value that it views, from memory."""
+        """Return the clone of a value, made at the first call; or the value itself, if it or the
+        value that it views is read from memory."""
         owner = value.owner
         if layout_source(value) in self.stored or not isinstance(owner, Operation):
             return value
@@ -139,8 +139,8 @@ class _Cloning:
 
 
 def _plan_for(value: SSAValue, growth: Growth) -> _Recomputed | None:
-    """Plan that all kernels that read a value from memory recompute it; includes the bytes saved.
-    None if anything but such kernels reads the value, or a kernel would not fit."""
+    """Plan to recompute a value in all kernels that read it, with the bytes that this saves. None
+    if other ops than kernels read the value, or a kernel would become too large."""
     owner = _owner_of(value)
     home = None if owner is None else growth.units.get(owner)
     readers: dict[Unit, list[_Reading]] = {}
@@ -261,4 +261,4 @@ class RecomputeProducersPass(PassOnProgram):
                     count += plan.carry_out(growth, places)
         remove_dead_ops(program)
         if not count:
-            note("no value between kernels is cheaper to recompute; leave the pass out.")
+            note("no value between kernels is cheaper to recompute than read; leave the pass out.")

@@ -1,4 +1,4 @@
-"""Programs with fused regions, and the same programs without."""
+"""unfuse-kernels: fused regions are replaced by the ops in them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from shardweave.passes.program_pass import PassOnProgram
 def unfuse(program: Program) -> int:
     """Inline every fused op, and move its ops back to their old places; return how many there were.
 
-    If other passes have changed the program since, so that the old places no longer define values
-    before use, each region's ops stay together. Takes time linear in the ops.
+    If other passes have changed the program since, and an op at its old place would read a value
+    that is not defined yet, each region's ops stay together. Takes time linear in the ops.
     """
     fused = [op for op in program.ops if isinstance(op, FusedOp)]
     places: dict[Operation, int] = {}
@@ -34,7 +34,7 @@ def unfuse(program: Program) -> int:
 
 
 def _original_order(ops: list[Operation], places: dict[Operation, int]) -> list[Operation] | None:
-    """Order `ops` with those of `places` at their index, the others between; None if impossible."""
+    """Order `ops` so that those in `places` have their index and the rest lies between, or None."""
     slots: list[Operation | None] = [None] * len(ops)
     for op, place in places.items():
         if place >= len(ops) or slots[place] is not None:

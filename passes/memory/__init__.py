@@ -1,1 +1,1 @@
-"""Passes that trade memory for compute."""
+"""Passes that save memory at the price of compute or of copies to the host."""

@@ -2,8 +2,8 @@
 
 Between the product that makes logits and the gradients of its operands, all values that have both
 the rows and the columns of the logits are large. The ops that read or make them, and the ops on
-paths between those, are sharded by rows over a time axis. `unroll_time_axes` then unrolls the
-chunks, one after another (`chunk_by_chunk`).
+paths between those, are sharded by rows over a time axis. `unroll_time_axes` then clones them for
+each chunk, and `chunk_by_chunk` orders the clones so that chunks run one after another.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from shardweave.passes.notes import note
 from shardweave.passes.program_pass import PassOnProgram
 
 CHUNKS = "loss"
-"""The time axis of the chunks."""
+"""Name of the time axis that stands for the chunks."""
 
 Cut = tuple[DimSharding, ...]
 """The placements of a value's dims over the time axis alone."""
 
 
 def _cut_loss(program: Program, chunks: int) -> int:
-    """Split the loss in `chunks`, or else the nearest number that fits, higher first."""
+    """Split the loss into `chunks`, or the nearest possible number, if possible a higher one."""
     logits = _logits_of(program)
     pending = list(_candidates(logits, chunks))
     tried: set[_Candidate] = set()
@@ -68,7 +68,7 @@ def _cut_loss(program: Program, chunks: int) -> int:
 
 
 def chunk_by_chunk(ops: Sequence[Operation], position: int) -> list[Operation]:
-    """Reorder unrolled ops by chunk. position: index of the chunk axis in the annotation `copy`."""
+    """Reorder unrolled ops by chunk. position: index of the chunk axis in an op's `copy`."""
     later = {op for op in ops if (copy := copy_of(op)) and copy[position] > 0}
     touched = [i for i, op in enumerate(ops) if op in later or _makers(op) & later]
     if not touched:
@@ -93,7 +93,7 @@ def _makers(op: Operation) -> set[Operation]:
 class _Logits:
     """The result of the last product before the loss.
 
-    rows: the dims that it does not share with the weight. columns: the dim that it does share.
+    rows: dims from the other operand, such as tokens. columns: dim from the weight, the classes.
     """
 
     op: AtenOp
@@ -155,7 +155,7 @@ def _logits_of(program: Program) -> _Logits:
     ]
     if len(columns) != 1 or not rows:
         raise ValueError(
-            f"{describe(op)} gives logits without a dim of rows, so that its loss cannot be split."
+            f"{describe(op)} gives logits without a dim of rows; chunk-loss needs one (tokens)."
         )
     (sharding,) = shardings_of(op, program)
     assert sharding is not None
@@ -164,7 +164,7 @@ def _logits_of(program: Program) -> _Logits:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A way to chunk the logits: a dim of rows, and the chunks' stride and number in it."""
+    """A way to chunk the logits: a dim of rows, and the stride and number of chunks along it."""
 
     dim: int
     stride: int
@@ -175,7 +175,7 @@ class _Candidate:
         return Placement(CHUNKS, self.chunks, self.stride)
 
     def fits(self, logits: _Logits) -> bool:
-        """True if the chunks fit together with the sharding that the logits have already."""
+        """True if the logits' dim can be sharded by these chunks beside its present sharding."""
         held, size = logits.sharding.dims[self.dim], shape_of(logits.value)[self.dim]
         return self.chunks > 1 and fits((*held, self.placement), size)
 
@@ -196,7 +196,7 @@ def _candidates(logits: _Logits, chunks: int) -> Iterator[_Candidate]:
 
 
 def _free(held: DimSharding, size: int) -> list[tuple[int, int]]:
-    """Factors of a dim that no placement shards, as (size, stride), largest first."""
+    """Unsharded factors of a dim of `size`, as (size, stride), largest first."""
     digits: list[tuple[int, int]] = []
     for placement in held:
         digits.append((size // placement.span, placement.span))
@@ -205,7 +205,7 @@ def _free(held: DimSharding, size: int) -> list[tuple[int, int]]:
 
 
 def _even(size: int, chunks: int) -> list[tuple[int, int]]:
-    """(stride, number) of even chunks: the least number >= `chunks`, and the greatest below."""
+    """(stride, number) of even chunks: the least number >= `chunks`, and the greatest below it."""
     numbers = [n for n in range(2, size + 1) if size % n == 0]
     near = [*[n for n in numbers if n >= chunks][:1], *[n for n in numbers if n < chunks][-1:]]
     return [(size // n, n) for n in near]
@@ -219,10 +219,10 @@ class _CannotCutError(ValueError):
 
     def __init__(self, op: Operation, why: str, parts: Iterable[tuple[int, int]] = ()) -> None:
         self.parts = tuple(parts)
-        super().__init__(f"the loss is no sum over rows: {describe(op)} {why}.")
+        super().__init__(f"the loss cannot be computed in chunks of rows: {describe(op)} {why}.")
 
     def others(self, chunks: int) -> Iterator[tuple[int, int]]:
-        """Yield the (stride, number) of chunks of each factor in `parts` that might fit."""
+        """Yield (stride, number) of chunks for each factor in `parts`, to be tried instead."""
         for size, minor in self.parts:
             for stride, number in _even(size, chunks):
                 yield stride * minor, number
@@ -335,7 +335,7 @@ class _Chunks:
     def _factors(
         self, op: Operation, rule: Rule, known: Mapping[SSAValue, object]
     ) -> list[DimSharding]:
-        """The chunk placements of an op's factors, from its known values' placements."""
+        """Placements of the chunk axis on an op's factors, from those of its known values."""
         factors: list[DimSharding] = [()] * len(rule.factors)
         pairs = zip((*rule.operands, *rule.results), (*op.operands, *op.results), strict=True)
         for dims, value in pairs:

@@ -1,4 +1,4 @@
-"""Offloading: forward values are copied to the host until the backward pass reads them."""
+"""Offloading: activations are copied to host memory until the backward pass reads them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ VALUES = ("inputs", "all")
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """A forward value that the backward pass reads. reads: (backward op, operand), which is the
-    value or a view of it. last: the place of the last forward op that reads it. first: the place of
-    the first backward op that does."""
+    """A forward value that the backward pass reads. reads: (backward op, operand), where the
+    operand is the value or a view of it. last: index of the last forward op that reads it. first:
+    index of the first backward op that does."""
 
     value: SSAValue
     reads: Sequence[tuple[Operation, SSAValue]]
@@ -123,7 +123,7 @@ def _is_backward(op: Operation) -> bool:
 
 
 def _varies(value: SSAValue, program: Program) -> bool:
-    """True if the value differs between micro-batches, or there is only one."""
+    """True if the value differs between micro-batches, or if a step has only one."""
     times = set(program.mesh.time_names if program.mesh else ())
     (attr,) = sharding_attrs_of_value(value) or (None,)
     return not times or not times.isdisjoint(sharding_of(attr, shape_of(value), program).axes)
@@ -167,7 +167,7 @@ def _copied(kind: type[DistOp], value: SSAValue, place: Builder) -> OpResult:
 
 
 def _shown(value: SSAValue, shown: dict[SSAValue, OpResult], place: Builder) -> OpResult:
-    """Rebuild view `value` on the value that was copied back. shown: views rebuilt so far."""
+    """Repeat the chain of views `value` on the copied-back value; `shown` maps views to repeats."""
     if value not in shown:
         assert isinstance(value, OpResult)
         (source,) = value.op.operands
@@ -184,16 +184,16 @@ def _shown(value: SSAValue, shown: dict[SSAValue, OpResult], place: Builder) -> 
 def start_host_copies(program: Program) -> None:
     """Replace each copy to or from the host by a start and a wait; all other ops keep their order.
 
-    A copy to the host starts after the last forward op that reads the value; its wait is where the
-    next block's copies start. A copy back starts where the first value of the previous block of the
-    backward pass is read (for the first such block, at the first product after the forward pass);
-    its wait is before the first reader of the copy. Takes time linear in the ops.
+    A copy to the host starts after the last forward op that reads the value; the wait for it stands
+    where the copies of the next block start. A copy back starts where the backward pass first reads
+    a copied value of the block before (for the first such block, at the first product after the
+    forward pass); the wait for it stands before its first reader. Takes time linear in the ops.
     """
     _HostCopies(program).start()
 
 
 Run = list[tuple[int, HostCopyOp]]
-"""Copies of one block, each with its place: after its last forward use, or at its first read."""
+"""The copies of one block, each with the index of the op before which it can start or is needed."""
 
 
 class _HostCopies:
@@ -237,7 +237,7 @@ class _HostCopies:
     def _runs(
         self, kind: type[HostCopyOp], place_of: Callable[[HostCopyOp], int]
     ) -> Iterator[tuple[Copy | None, list[Run]]]:
-        """Yield each sub-batch with its copies, grouped by block, in order."""
+        """Yield each sub-batch with its copies of one `kind`, grouped by block, in order."""
         copies: dict[Copy | None, Run] = {}
         for op in self.ops:
             if isinstance(op, kind):
@@ -251,7 +251,7 @@ class _HostCopies:
         return self.ends.get(copy, len(self.ops))
 
     def _left_at(self, op: HostCopyOp) -> int:
-        """The place after the last forward op that reads the copied value."""
+        """The index after the last forward op that reads the copied value."""
         end = self._end(copy_of(op))
         users = [each for each in (op.value.owner, *_readers(op.value)) if each is not op]
         known = [self.places[each] for each in users if isinstance(each, Operation)]
@@ -261,7 +261,7 @@ class _HostCopies:
         return min((self.places[use.operation] for use in op.copied.uses), default=self.places[op])
 
     def _add(self, op: HostCopyOp, places: tuple[int, int], ranks: tuple[int, int]) -> Operation:
-        """Add the start and the wait of a copy; returns the wait."""
+        """Add a copy's start and wait before the ops at two indices; returns the wait."""
         pair = started(op, HOST_COPIES[type(op)])
         self.added += zip(places, ranks, pair, strict=True)
         return pair[1]
@@ -301,7 +301,7 @@ class OffloadActivationsPass(PassOnProgram):
             raise ValueError("the program is offloaded already; offload it once.")
         if not offload(program, self.values, self.least_bytes, self.bytes):
             note(
-                "nothing is offloaded: no value that a block keeps for its backward pass can be, "
-                "or has to be; capture the step with train=True, give fewer bytes or a smaller "
-                "least_bytes, or leave the pass out."
+                "nothing is offloaded: no block keeps a value for its backward pass that can and "
+                "has to be offloaded; capture the step with train=True, give fewer bytes or a "
+                "smaller least_bytes, or leave the pass out."
             )

@@ -36,9 +36,9 @@ Messages = Collection[Operation]
 
 @dataclass(frozen=True)
 class Policy:
-    """Recomputation of a block. kept: a function of the block's forward ops, in order, and of all
+    """Recomputation policy of a block. kept: maps the block's forward ops, in order, and all
     collectives except gathers of weights, to the ops whose results are kept; each of these ends a
-    segment. is_whole: recompute all ops, also ops whose results nothing reads. repeats_attention:
+    segment. is_whole: recompute all ops, even those whose results nothing reads. repeats_attention:
     recompute fused attention, which is otherwise kept because it may draw random numbers."""
 
     kept: Callable[[Sequence[Operation], Messages], Iterable[Operation]] = lambda ops, messages: ()
@@ -47,7 +47,7 @@ class Policy:
 
 
 def messages_of(ops: Iterable[Operation], messages: Messages) -> list[Operation]:
-    """The collectives among some ops."""
+    """Return the collectives among `ops`."""
     return [op for op in ops if op in messages]
 
 
@@ -68,7 +68,7 @@ NAMED: Mapping[str, Policy | None] = {
 }
 
 Segment = tuple[str, Copy | None, int]
-"""Block, sub-batch, and index of a stretch of ops between kept results, recomputed at once."""
+"""Block, sub-batch and number of a segment: ops up to a kept result, recomputed together."""
 
 
 def _chosen_blocks(program: Program, text: str) -> Collection[str]:
@@ -142,7 +142,7 @@ def recompute(program: Program, policy_of: Callable[[str], str | Policy]) -> int
 
 
 def _gather_once(program: Program) -> int:
-    """Merge equal gathers (weights, keys, values) of the backward pass; returns ops erased."""
+    """Merge equal gathers (of weights, keys, values) in the backward pass; returns ops erased."""
     gathers = [*weight_ops(program), *filter(_is_for_attention, program.ops)]
     again = [op for op in gathers if phase_of(op) == "recompute"]
     return merge_where_equal(again, lambda op: ("copy",))
@@ -150,7 +150,7 @@ def _gather_once(program: Program) -> int:
 
 def _is_for_attention(op: Operation) -> bool:
     """True if an op is a collective that only attention reads, such as a gather of keys or values;
-    each pass runs its own. A rank may select the heads that it reads."""
+    an op that selects the rank's heads may stand between them."""
     return isinstance(op, CollectiveOp) and _is_for_attention_alone(op)
 
 
@@ -212,7 +212,7 @@ class _Recomputation:
         return self.policies[block]
 
     def _number_segments(self) -> None:
-        """Set the segment of each op that its block's policy allows to recompute."""
+        """Assign each op that its block's policy allows to recompute to a segment."""
         numbers: dict[tuple[str, Copy | None], int] = {}
         for op in self.forward:
             block = self.block_of(op)
@@ -282,7 +282,7 @@ class _Recomputation:
         return isinstance(op, Operation) and spec_of(op).is_layout and self._is_kept(op.operands[0])
 
     def _redirect(self, op: Operation, beginnings: Mapping[str | None, Operation]) -> None:
-        """Let a later op read clones; inserts their segments where their blocks' backward began."""
+        """Let a later op read clones; inserts their segments where their block's backward began."""
         operands = list(op.operands)
         changed = False
         for index, value in enumerate(operands):
@@ -308,7 +308,7 @@ class _Recomputation:
             self._clone(op, before)
 
     def _clone(self, op: Operation, before: Operation) -> None:
-        """Add a clone, which reads clones of its own block, and original values of other blocks."""
+        """Clone an op before another; the clone reads clones of its block, originals of others."""
         block = self.block_of(op)
         inside = {
             value: self.clones.get(value, value)

@@ -1,1 +1,1 @@
-"""Passes that insert, delete, join and start collectives."""
+"""Passes that insert, delete, join and start collectives (messages between ranks)."""

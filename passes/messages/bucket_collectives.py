@@ -1,4 +1,4 @@
-"""bucket-collectives: which messages of weights and gradients travel together."""
+"""bucket-collectives: small weights and gradients are joined into messages of limited size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardweave.passes.program_pass import PassOnProgram
 
 @dataclass
 class _Run:
-    """The gathers that follow each other for one block, in one pass and sub-batch."""
+    """Gathers that follow each other and belong to one block, phase and sub-batch."""
 
     block: str | None
     phase: str
@@ -35,7 +35,7 @@ class _Run:
 def bucket_weights(program: Program, bucket_bytes: int, alone_bytes: int) -> int:
     """Join all-gathers of a block's small weights into collectives of at most `bucket_bytes`.
 
-    A weight of `alone_bytes` or more after its gather is not joined, since joining costs two
+    A weight whose gathered size is `alone_bytes` or more is not joined, since joining costs two
     copies. Weights that the forward pass gathers last and the backward pass first are gathered
     once. Returns the number of gathers before joining. Takes time linear in the ops.
     """
@@ -115,11 +115,11 @@ def _join(members: Sequence[AllGatherOp], order: dict[Operation, int]) -> None:
 
 
 FIRST_BYTES = 2**20
-"""The first bucket is small, so that the link has work early in the backward pass."""
+"""Size of the first bucket: small, so that communication starts early in the backward pass."""
 
 ALONE_BYTES = 2**21
-"""From here on, copying a tensor into a message and out of it takes longer than a message of its
-own: with gloo one takes 0.7 ms of a core, and a copy of this size as much."""
+"""Size from which copying a tensor into and out of a joined message takes longer than a message of
+its own: with gloo a message takes 0.7 ms of a core, and a copy of this size as much."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Products beside a gather or a reduce-scatter, block by block while the next block travels."""
+"""Products beside a gather or a reduce-scatter, computed in blocks while the next block is sent."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ from shardweave.passes.messages.gradient_buckets import gradient_reductions
 from shardweave.passes.notes import note
 
 _RING = "ring"
-"""The axis of the turns, on which blocks are placed by the rules of ops."""
+"""A mesh axis for the turns of a ring, so that sharding rules can place blocks on it."""
 
 Cut = tuple[DimSharding, ...]
-"""The placements of a value's dims on the turns."""
+"""A value's sharding over the turns, as placements by dim."""
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """The blocks of an op over the turns. read: the cut of each operand. made: of the result; None
-    if the result is the sum of what the turns give."""
+    """An op's shardings over the turns. read: of its operands. made: of its result; None if the
+    turns' results are terms of a sum."""
 
     read: tuple[Cut, ...]
     made: Cut | None
 
 
 def _blocks_of(op: Operation, cuts: Mapping[SSAValue, Cut]) -> _Blocks | None:
-    """Cut an op as some of its values are; None if it cannot be computed block by block."""
+    """Shard an op over the turns as `cuts` shards its values; None if no block can be computed."""
     if not isinstance(op, AtenOp) or len(op.results) != 1:
         return None
     rule = rule_of(op)
@@ -83,7 +83,7 @@ def _only_moves(op: Operation) -> bool:
 
 
 class _Ring:
-    """The blocks of one collective's values, in turns over its ranks."""
+    """A collective's values in blocks: in each of as many turns as ranks, a rank handles one."""
 
     def __init__(self, op: dist.AlongDimOp, ranks: int, whole: SSAValue) -> None:
         self.op, self.ranks, self.whole = op, ranks, whole
@@ -96,7 +96,7 @@ class _Ring:
         """Blocks by value and turn."""
 
     def block(self, value: SSAValue, cut: Cut, turn: int, new: Builder) -> SSAValue:
-        """The block of `value` at a turn: known, by a view of a known block, or sliced."""
+        """Return a value's block of one turn: a known block, a view of one, or a new slice."""
         held = self.held.get((value, turn))
         if held is not None or not any(cut):
             return held or value
@@ -120,8 +120,7 @@ class _Ring:
         new: Builder,
         total: SSAValue | None = None,
     ) -> SSAValue:
-        """Compute an op on its operands' blocks at a turn, and add the result to `total`, if
-        given."""
+        """Compute an op on its operands' blocks of one turn, and add the result to `total`."""
         pairs = zip(op.operands, blocks.read, strict=True)
         operands = [self.block(value, cut, turn, new) for value, cut in pairs]
         (result,) = op.results
@@ -134,7 +133,7 @@ class _Ring:
         return made if total is None else _sum(own, total, made)
 
     def joined(self, value: SSAValue, cut: Cut, parts: list[SSAValue], new: Builder) -> SSAValue:
-        """Join the blocks of a value at all turns."""
+        """Concatenate a value's blocks of all turns."""
         ((dim, (placement,)),) = [pair for pair in enumerate(cut) if pair[1]]
         type_ = tensor_type_of(value)
         made = self._ring_op(dist.RingJoinOp, parts, type_, new, dim, placement.stride)
@@ -159,7 +158,7 @@ def _part(value: SSAValue, cut: Cut) -> AnyTensor:
 
 
 def _named(made: SSAValue, old: SSAValue) -> SSAValue:
-    """Give `made`, which replaces `old`, its name and its sharding."""
+    """Give `made` the name and the sharding of `old`, which it replaces; returns it."""
     assert isinstance(made.owner, Operation)
     made.name_hint = old.name_hint
     set_sharding_attrs(made.owner, sharding_attrs_of_value(old))
@@ -172,8 +171,8 @@ def _sum(new: Builder, first: SSAValue, second: SSAValue) -> SSAValue:
 
 
 class _Gather(_Ring):
-    """A gather whose result products read: the shards travel around, and each product computes
-    with one while the next arrives. Products that contract the gathered dim add the turns up."""
+    """A gather whose result products read: shards travel around the ring, and each product computes
+    with one while the next arrives. Products that contract the gathered dim sum over turns."""
 
     def __init__(self, op: dist.AlongDimOp, ranks: int, places: Mapping[Operation, int]) -> None:
         super().__init__(op, ranks, op.results[0])
@@ -208,7 +207,7 @@ class _Gather(_Ring):
                 self.read_whole.setdefault(value, user)
 
     def _gains(self, op: Operation, blocks: _Blocks) -> bool:
-        """True for a product, unless adding up turns moves more bytes than joining the blocks."""
+        """True for a product, unless sums over turns move more bytes than joining the blocks."""
         added = num_bytes(tensor_type_of(op.results[0])) if blocks.made is None else 0
         is_light = (self.ranks - 1) * added <= num_bytes(tensor_type_of(self.whole))
         return spec_of(op).product is not None and is_light
@@ -232,7 +231,7 @@ class _Gather(_Ring):
             value.replace_all_uses_with(whole)
 
     def _compute(self, products: Mapping[AtenOp, Builder], new: Builder | None) -> None:
-        """Compute products turn by turn. new: starts the next turn's message; None: all arrived."""
+        """Compute products turn by turn. new: starts the next transfer; None: all have arrived."""
         made: dict[AtenOp, list[SSAValue]] = {op: [] for op in products}
         for turn in range(self.ranks):
             if new is not None and turn + 1 < self.ranks:
@@ -248,8 +247,8 @@ class _Gather(_Ring):
 
 
 class _Scatter(_Ring):
-    """A reduce-scatter of products: each sum travels to the rank that keeps it, and adds on its way
-    each rank's product, which that rank computes meanwhile."""
+    """A reduce-scatter of products: each sum travels around the ring to the rank that keeps it.
+    Each rank on its way computes its product meanwhile, and adds it."""
 
     def __init__(self, op: dist.AlongDimOp, ranks: int) -> None:
         super().__init__(op, ranks, op.operands[0])
@@ -289,7 +288,7 @@ class _Scatter(_Ring):
 
 
 def _is_own(value: SSAValue) -> bool:
-    """True if a value has one reader, and is a product, a sum or a view, of complete values."""
+    """True if one op reads a value, and it is a view, a sum, or a product of reduced values."""
     maker = value.owner
     if not isinstance(maker, AtenOp) or not value.has_one_use():
         return False
@@ -328,7 +327,7 @@ def decompose(program: Program, patterns: Collection[str]) -> int:
 
 
 def _operands_first(ops: Sequence[Operation]) -> Iterable[Operation]:
-    """Move ops up to their first reader where it stands before them."""
+    """Move each op that stands after a reader of its results up, before that reader."""
     order: dict[Operation, None] = {}
     for op in ops:
         stack = [op]

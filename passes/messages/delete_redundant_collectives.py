@@ -1,4 +1,4 @@
-"""Deletion of recomputed collectives whose values an earlier collective gave."""
+"""Deletion of recomputed collectives that repeat an earlier one."""
 
 from __future__ import annotations
 

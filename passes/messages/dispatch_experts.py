@@ -1,8 +1,8 @@
-"""Expert dispatch: rows of tokens are sent to the ranks whose experts need them, not gathered.
+"""Expert dispatch: token rows are sent only to the ranks whose experts need them, not gathered.
 
 After `block-experts`, each device looks up the rows of its own experts among the tokens of all
 devices, and adds its results to these tokens. With few experts per token and many devices it needs
-few rows. All ranks know which rank needs which row, since all know the routing.
+few of the rows. All ranks know the routing, and so which rank needs which row.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class DispatchExpertsPass(PassOnProgram):
 
 @dataclass(frozen=True)
 class _Site:
-    """A lookup of gathered rows, or a sum of rows that is scattered.
+    """A lookup of gathered rows, or a sum of rows that is reduce-scattered.
 
     whole: the gathers or reduce-scatters, in order. ops: the lookups, or the op that adds. axes:
-    those that shard the table, slowest first. places: for each rank along `axes`, the index of its
-    rows among `bounds`. tokens: number of rows of the table.
+    the axes that shard the table, slowest first. places: for each rank along `axes`, the index of
+    its rows among `bounds`. tokens: number of rows of the table.
     """
 
     ops: Sequence[AtenOp]
@@ -72,12 +72,12 @@ class _Site:
     tokens: int
 
     def is_cheaper(self) -> bool:
-        """True if sending rows, under balanced routing, moves fewer rows than a gather does."""
+        """True if sending needed rows, under balanced routing, moves fewer rows than a gather."""
         needed = max(shape_of(_numbers(op))[0] for op in self.ops)
         return needed * len(self.ops) < 2 * self.tokens
 
     def rewrite(self, known: dict[SSAValue, SSAValue]) -> None:
-        """Replace the site by ops that fetch or add single rows. known: routes by row numbers."""
+        """Replace the site by ops that send single rows. known: routes by row numbers, reused."""
         for op in self.ops:
             is_lookup = spec_of(op).is_lookup
             last = op if is_lookup else self.whole[-1]
@@ -174,7 +174,7 @@ def _is_of_plain_rows(whole: Sequence[dist.DistOp]) -> bool:
 
 
 def _own_rows(op: Operation, table: SSAValue) -> AtenOp | None:
-    """The op that slices the device's own row numbers for lookup or sum `op`; None otherwise."""
+    """The op that slices the device's row numbers for `op`, a lookup or sum; None otherwise."""
     if not isinstance(op, AtenOp) or len(op.operands) != 2:
         return None
     is_lookup = op.name == "aten.index.Tensor" and op.operands[0] is table

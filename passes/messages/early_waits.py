@@ -1,4 +1,4 @@
-"""Waits for gradients after the next message has started, so that few gradients exist at once."""
+"""Moving waits for gradients up, so that few unreduced gradients exist at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _users(op: Operation) -> list[Operation]:
 
 
 def _tails(program: Program) -> set[Operation]:
-    """Return the waits that lead to gradients alone, and the ops between them and the return."""
+    """The waits that lead only to returned gradients, and the ops between them and the return."""
     gradients = {slot.value for slot in program.results if slot.kind == "grad"}
     outputs = {slot.value for slot in program.results} - gradients
     last: set[Operation] = {program.return_op}
@@ -51,7 +51,7 @@ def _tails(program: Program) -> set[Operation]:
 
 
 def _place(start: Operation, tails: set[Operation], order: dict[Operation, None]) -> None:
-    """Append the tail ops that follow `start`, and whose operands exist, to `order`."""
+    """Append to `order` the ops of `tails` that depend on `start` and whose operands exist."""
     stack = _users(start)[::-1]
     while stack:
         op = stack.pop()

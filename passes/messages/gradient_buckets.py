@@ -83,7 +83,7 @@ def _bucket(
 
 
 def gradient_reductions(program: Program) -> set[dist.DistOp]:
-    """The blocking reductions of gradients that are only returned, of all rounds."""
+    """The blocking reductions of gradients that are only returned, or only read by another one."""
     return {op for ops in _rounds(program) for op in ops}
 
 
@@ -145,7 +145,7 @@ def _put_casts_behind(members: Sequence[dist.DistOp]) -> None:
 
 
 def _at_end(value: SSAValue) -> SSAValue:
-    """The cast of a reduced value (`reduce-in` sums in another dtype), or the value itself."""
+    """The value to which `reduce-in` casts a reduced value; else the reduced value itself."""
     users = [use.operation for use in value.uses]
     is_cast = len(users) == 1 and spec_of(users[0]).view == "cast"
     return users[0].results[0] if is_cast else value
@@ -154,7 +154,7 @@ def _at_end(value: SSAValue) -> SSAValue:
 def _place_by_production(
     program: Program, reductions: Sequence[dist.DistOp]
 ) -> Iterator[dist.DistOp]:
-    """Put each gradient's reduction, on its own, right after the op that makes the gradient."""
+    """Split joined reductions, and put each one right after the op that makes its gradient."""
     by_producer: dict[Operation | Block, list[dist.DistOp]] = {}
     for op in reductions:
         for single in _singles(op):
@@ -169,7 +169,7 @@ def _place_by_production(
 
 
 def _singles(op: dist.DistOp) -> list[dist.DistOp]:
-    """Split a collective into detached ones with one operand each, and give them its uses."""
+    """Split a collective into one for each operand, not yet inserted, and redirect its uses."""
     op.detach()
     if len(op.operands) == 1:
         return [op]

@@ -1,4 +1,4 @@
-"""Buckets: collectives that are joined into one message of several operands."""
+"""merge-collectives: all-reduces are joined into messages of several operands (buckets)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardweave.ir.program.program import Program
 from shardweave.passes.program_pass import PassOnProgram
 
 BUCKET_BYTES = 25 * 2**20
-"""DistributedDataParallel's size of a bucket: enough to keep any link busy."""
+"""DistributedDataParallel's bucket size, large enough for a link's full bandwidth."""
 
 
 class Buckets:
@@ -77,7 +77,7 @@ def operand_bytes(op: Operation) -> int:
 
 
 def merge_group(members: Sequence[dist.DistOp]) -> None:
-    """Replace collectives of one kind and equal arguments by one, at the place of the last."""
+    """Replace collectives of one kind and equal arguments by one, in place of the last."""
     if len(members) == 1:
         return
     last = members[-1]

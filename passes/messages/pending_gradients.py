@@ -1,4 +1,4 @@
-"""Gradients left unreduced, so that micro-batches are added up before one reduction."""
+"""Gradients left unreduced, so that terms of micro-batches are added before one reduction."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _term_of(value: SSAValue) -> SSAValue:
 
 
 def _sent_of(total: SSAValue) -> SSAValue:
-    """The operand of an all-reduce, or of its start, that corresponds to result `total`."""
+    """The operand of an all-reduce, or of its start, whose sum over ranks is `total`."""
     op = total.owner
     assert isinstance(total, OpResult)
     assert isinstance(op, Operation)

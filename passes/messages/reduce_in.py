@@ -1,4 +1,4 @@
-"""reduce-in: the dtype in which collectives sum the ranks' terms."""
+"""reduce-in: sets the dtype in which reductions add the ranks' terms."""
 
 from __future__ import annotations
 

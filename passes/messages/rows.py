@@ -1,4 +1,4 @@
-"""Collectives of several tensors, joined into one collective of a matrix with a row per rank."""
+"""Joining collectives of several tensors into one, of a matrix with a row for each rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shardweave.ir.dialects.types import num_elements, shape_of, tensor_type_of,
 
 
 def join_scatters(members: Sequence[dist.ReduceScatterOp]) -> None:
-    """Join reduce-scatters into one, at the last's place; row i of its operand goes to rank i."""
+    """Join reduce-scatters into one, where the last stands; row i of its operand goes to rank i."""
     members = _with_elements(members)
     if len(members) <= 1:
         return
@@ -41,7 +41,7 @@ def join_scatters(members: Sequence[dist.ReduceScatterOp]) -> None:
 
 
 def join_gathers(members: Sequence[dist.AllGatherOp]) -> None:
-    """Join all-gathers into one, at the first one's place; slices of its result replace theirs."""
+    """Join all-gathers into one, where the first stands; slices of its result replace theirs."""
     members = _with_elements(members)
     if len(members) <= 1:
         return
@@ -71,7 +71,7 @@ _Message = TypeVar("_Message", bound=dist.DistOp)
 
 
 def _with_elements(members: Sequence[_Message]) -> list[_Message]:
-    """The collectives whose operands have elements; empty ones have no place in a matrix."""
+    """The collectives whose operands are not empty; empty ones need no part of a matrix."""
     return [member for member in members if num_elements(member.operands[0])]
 
 
@@ -82,7 +82,7 @@ def _send(
     shape: tuple[int, int],
     before: Operation,
 ) -> dist.DistOp:
-    """Insert the joined collective of `matrix`; its layer is the common path of its members'."""
+    """Insert the joined collective of `matrix`; its layer is the common prefix of its members'."""
     last = members[-1]
     type_ = with_shape(tensor_type_of(matrix), shape)
     sent = dist.create_dist(kind, [matrix], [type_], axes=last.axes, dim=0, block=1)

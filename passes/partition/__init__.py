@@ -1,1 +1,1 @@
-"""Passes from a global program to the program of each rank."""
+"""Passes that turn a global program into the program of each rank."""

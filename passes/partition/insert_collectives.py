@@ -1,8 +1,8 @@
 """Partitioning: from a propagated global program to the local program that every rank runs.
 
-Nothing is chosen here. Every value gets the type of its shards, every op its local form, and every
-`dist.reshard` the collectives and slices that `reshard` finds for it. Shards of an unevenly sharded
-value have the same shape on all ranks: see `padding`.
+Nothing is chosen here. Every value gets the type of one device's shard, every op its local form,
+and every `dist.reshard` becomes the collectives and slices that `reshard` lists for it. Shards of
+an unevenly sharded value have the same shape on all ranks: see `padding`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Partition:
             elif isinstance(op, AtenOp):
                 self._op(op)
             else:
-                raise ValueError(f"{describe(op)} cannot be partitioned; unfuse-kernels first.")
+                raise ValueError(f"{describe(op)} cannot be partitioned; run unfuse-kernels first.")
         results = [self._returned(slot) for slot in self.program.results]
         self.block.add_op(func.ReturnOp(*results))
         self.program.replace_body(self.block)

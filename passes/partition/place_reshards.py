@@ -1,11 +1,12 @@
 """Writing chosen shardings into a global program: a `dist.reshard` wherever a value changes shards.
 
-Each op reads every operand in the sharding of its assignment. If the producer's differs, one
-reshard serves all uses that need the same sharding: before the first use or, for a result that is
-wanted otherwise (a gradient, a wish), right after its producer. A view whose operand exists in the
-right sharding is recomputed instead, which is free. `stored_weights` tells where weights in finer
-shards are gathered. Keys and values that attention gathers along the sequence are treated alike:
-the backward pass gathers them again, and devices hold only shards between the passes.
+Each op reads its operands in the shardings of its assignment. If the producer's differs, one
+reshard serves all uses that need the same sharding. It stands before the first of them or, if the
+result has a goal (such as a gradient's stored sharding), right after the producer. A view whose
+operand exists in the right sharding is recomputed instead, which is free. `stored_weights` tells
+where weights that are stored in finer shards are gathered. Keys and values that attention gathers
+along the sequence are treated alike: the backward pass gathers them again, so that devices keep
+only shards of them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ Version = tuple[SSAValue, Sharding]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The assignment chosen for an op, its results' goals, and which of the goals a plan wants."""
+    """The assignment chosen for an op, and goals to which its results are resharded at once.
+    is_wish: for each goal, whether the plan asks for it."""
 
     assignment: Assignment
     goals: tuple[Sharding, ...]
@@ -105,7 +107,7 @@ class _Placing:
         self.program.set_argument_attributes(USED, dict.fromkeys(indices))
 
     def _op(self, op: AtenOp) -> None:
-        """Reshard an op's operands as its assignment wants, and its results as chosen."""
+        """Reshard an op's operands as its assignment says, and its results to their goals."""
         chosen = self.chosen[op]
         is_alone = [result.has_one_use() for result in op.results]
         self.before = op
@@ -161,7 +163,7 @@ class _Placing:
     # Stored weights
 
     def _bring(self, value: SSAValue, user: Operation) -> None:
-        """Make a stored weight, or a view of one, before `user` reads it, unless it exists."""
+        """Make a stored weight, or a view of one, available before `user`, unless it is already."""
         if not self.weights.lacks(value):
             return
         outer, self.is_made_again = self.is_made_again, self.weights.is_made_again(value)
@@ -249,7 +251,7 @@ class _Placing:
         return f"{user.name} reads it in these shards"
 
     def _split(self, value: SSAValue, wanted: Sharding) -> SSAValue:
-        """Split the reshard that passes through `wanted` in two; returns the value in between."""
+        """Split a reshard via sharding `wanted` in two; returns the value in between."""
         second = self.passed[value, wanted]
         outer = self.before, self.is_made_again
         self.before, self.is_made_again = second, False

@@ -1,13 +1,13 @@
 """Propagation: shardings of a few values are completed to all ops, and every reshard is inserted.
 
 `propagate` walks a global program forward, in program order: each op is sharded over the axes of
-its operands; conflicts go by priority (wishes of the plan and the user, then the larger tensor). A
-partial sum passes through linear ops while it has a single use; the first op that needs its total
-reduces it, or scatters it if it wants shards. Then propagation walks backward, to a fixed point: a
-value that all uses want in shards, and that can be computed in shards for free, is sharded (masks,
-constants, biases); parameters without annotation adopt the sharding that their uses want. Then
-wishes move back to values that several uses share (`shared_wishes`). `place_reshards` writes the
-choices into the program.
+its operands; conflicts go by priority (wishes, which are shardings that the plan or the user asks
+for, then the larger tensor). A partial sum passes through linear ops while it has a single use; the
+first op that needs its total all-reduces it, or reduce-scatters it if it reads shards. Then
+propagation walks backward, to a fixed point: a value that all uses read in shards, and that can be
+computed in shards for free, is sharded (masks, constants, biases); parameters without annotation
+adopt the sharding that their uses read. Then reshards that several uses need are moved to the value
+that they share (`shared_wishes`). `place_reshards` writes the choices into the program.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from shardweave.passes.partition.wanted_seats import WantedSeats
 from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 
 MAX_SWEEPS = 100
-"""Backward sweeps after which propagation is taken to loop forever. Each sweep makes shards finer,
-so that it should end; models need two or three."""
+"""Limit of backward sweeps, against an endless loop. Each sweep makes shards finer, so that they
+should end; models need two or three."""
 
 
 def propagated_forward(program: Program) -> Propagation:
@@ -142,8 +142,8 @@ class Propagation:
         return changed
 
     def _wanted_by_uses(self, value: SSAValue) -> Sharding | None:
-        """The finer sharding that all uses of a value agree on; None if there is none. Axes that
-        uses gather stay: less is sent if the value is sharded over their other axes already."""
+        """A value's sharding with the further axes that all its uses shard it over; None if they
+        differ or add none. Axes that uses gather stay: gathers of finer shards send less."""
         now = self.flow.sharding(value)
         if now.unreduced:
             return None
@@ -163,7 +163,7 @@ class Propagation:
         return None if wanted == now else wanted
 
     def _remake(self, op: AtenOp, index: int, wanted: Sharding) -> bool:
-        """Let an op produce a result in `wanted`, if that needs slices at most; returns whether."""
+        """Let an op produce a result in `wanted` if no operand needs a message; True if it does."""
         if self.wishes[op][index] is not None:
             return False
         goals: list[Sharding | None] = [self.flow.sharding(r) for r in op.results]
@@ -182,7 +182,7 @@ class Propagation:
         return True
 
     def _scatter(self, op: AtenOp, index: int, wanted: Sharding) -> bool:
-        """Reduce-scatter a sum to `wanted` if cheaper than its all-reduce; returns whether."""
+        """Reduce-scatter a partial sum to `wanted` if that is cheaper than now; returns whether."""
         result, produced = op.results[index], self.assignments[op].results[index]
         if not produced.unreduced:
             return False
@@ -196,7 +196,7 @@ class Propagation:
         return True
 
     def _spoils_larger(self, op: AtenOp, index: int, assignment: Assignment) -> bool:
-        """True if `assignment` gives a larger result, such as a norm's output, unwanted shards."""
+        """True if `assignment` shards a larger result, such as a norm's output, as no use wants."""
         size = prod(shape_of(op.results[index]))
         return any(
             prod(shape_of(result)) > size
@@ -227,7 +227,7 @@ class Propagation:
         return annotated or self._stored_for(slot)
 
     def write(self) -> None:
-        """Write the choices into the program: arguments, results, ops, reshards."""
+        """Write chosen shardings and reshards into the program."""
         arguments: dict[int, Attribute | None] = {
             index: ShardingAttr.of(self._stored(slot.value), shape_of(slot.value))
             for index, slot in enumerate(self.program.arguments)
@@ -253,7 +253,7 @@ class Propagation:
 def _placed(
     sharding: Sharding, dim: int, placement: Placement, shape: tuple[int, ...]
 ) -> Sharding | None:
-    """The sharding with one more placement; None if it does not fit."""
+    """Return the sharding with `placement` added to dim `dim`; None if it does not fit."""
     placed = sharding.with_dim(dim, (*sharding.dims[dim], placement))
     is_free = placement.axis not in sharding.placed_axes
     return placed if is_free and fits(placed.dims[dim], shape[dim]) else None

@@ -1,9 +1,10 @@
-"""Wishes that travel back: a value that several uses want in another sharding is resharded once.
+"""Moving reshards up: a value that several uses want in another sharding is resharded once.
 
-Where ops read a value as it is made, but all consumers of their results want other shardings, each
-result would be resharded separately. A wish is passed back through the ops, by their rules, to the
-value that they share. If resharding that once is cheaper, it is resharded, and the ops in between
-are sharded as the wish says. No op loses an axis by this: gathers stay where they are.
+Where ops read a value in its producer's sharding, but all consumers of their results want another,
+each result would be resharded separately. The consumers' wish is passed back through the ops, by
+their sharding rules, to the value that they share. If one reshard of it is cheaper, the value is
+resharded, and the ops in between are sharded accordingly. No op loses an axis by this: gathers stay
+where they are.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class SharedWishes:
                 self._travel_to(value)
 
     def _is_moved(self, value: SSAValue, read: Sharding | None) -> bool:
-        """True if a use reshards a value, and keeps it sharded over all its axes."""
+        """True if a use reads a value in another sharding that keeps all of the value's axes."""
         now = self.flow.versions[value][0]
         if read is now or read is None or not now.axes or read.dims == now.dims:
             return False
@@ -95,7 +96,7 @@ class SharedWishes:
                 self.flow.remember(value, wanted)
 
     def _of_use(self, use: Use, now: Sharding, depth: int) -> Wish | None:
-        """The wish of a use for a value whose sharding is `now`; None if it wants no other."""
+        """The wish that a use has for a value whose sharding is `now`; None if it has no other."""
         op = use.operation
         is_end = not isinstance(op, AtenOp)
         read = self.returned(use.index) if is_end else self.assignments[op].operands[use.index]
@@ -152,7 +153,7 @@ class SharedWishes:
         return Wish(wanted, ((op, new), *below.remade), below.price)
 
     def _price(self, value: SSAValue, wanted: Sharding) -> Price | None:
-        """The price of moving a value from its producer's sharding, without other versions."""
+        """The price of resharding a value from its producer's sharding; None if impossible."""
         made = (self.flow.sharding(value),)
         operand = Operand(shape_of(value), dtype_of_value(value).itemsize, made)
         return price_of(self.flow.mesh, operand, wanted)

@@ -1,9 +1,9 @@
-"""Parameters that are stored in finer shards than their uses read, while a program is walked.
+"""Bookkeeping of parameters that are stored in finer shards than their uses read.
 
 Such a parameter (`dist.used`) is gathered before its first use and freed after the last use of the
 forward pass, so that it is not kept gathered; the backward pass gathers it again, with phase
-recompute. Views of it are recomputed as well, where they are read, and a cast to a narrower dtype
-is done on the shards, so that fewer bytes are gathered.
+recompute. Views of it are recomputed where they are read. A cast to a narrower dtype is done on the
+shards, so that fewer bytes are gathered.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class StoredWeights:
         self._made: set[SSAValue] = set()
 
     def is_view(self, op: AtenOp) -> bool:
-        """True if an op is a view or cast of a weight. Records it, to repeat it where it is
-        read."""
+        """True if an op is a view or cast of a stored weight; notes it, so that it can be
+        repeated."""
         if not spec_of(op).keeps_weight or len(op.operands) != 1:
             return False
         (value,), (result,) = op.operands, op.results
@@ -47,18 +47,18 @@ class StoredWeights:
         return True
 
     def lacks(self, value: SSAValue) -> bool:
-        """True if a value is a weight to gather before its next use; marks it as gathered."""
+        """True if a value is a weight, or its view, to gather now; marks it as gathered."""
         if value in self._ready or (value not in self.stored and value not in self._views):
             return False
         self._ready.add(value)
         return True
 
     def is_made_again(self, value: SSAValue) -> bool:
-        """True if a weight was made before, and freed."""
+        """True if a weight has been gathered before, and freed."""
         return value in self._made
 
     def free(self) -> set[SSAValue]:
-        """Mark the weights that are ready as freed; returns them."""
+        """Mark all gathered weights as freed; returns them."""
         freed, self._ready = self._ready, set()
         self._made |= freed
         return freed

@@ -47,7 +47,7 @@ class _SumOfPowers:
 
 
 def _sum_of_powers(total: Operation) -> _SumOfPowers | None:
-    """Match a sum(exp(x - max)) whose exponentials have no other use; None if it is none."""
+    """Match a sum(exp(x - max)) whose exponentials have no other use; None for other ops."""
     if not isinstance(total, AtenOp) or total.name != "aten.sum.dim_IntList":
         return None
     power = _made_by(total.operands[0], "aten.exp")

@@ -28,8 +28,8 @@ from shardweave.ir.mesh.mesh import Mesh
 class CollectiveStep:
     """A step of a collective: over one of its time axes, or over some of its space axes.
 
-    cut, gathered: factors by which the step's block length exceeds the collective's, along the dim
-    that it shards and along the dim that it gathers.
+    cut, gathered: factors by which the step's blocks are longer than the collective's, along the
+    dim that it shards and along the dim that it gathers.
     """
 
     axes: tuple[str, ...]
@@ -83,7 +83,7 @@ def place_of_rank(
     total: SSAValue | None = None,
 ) -> SSAValue | None:
     """Emit the sum of this rank's coordinates on axes, times their weights, plus `total` if given.
-    `add` inserts each new op. Returns None without axes and `total`."""
+    `add` inserts each new op. Returns None if there are neither axes nor `total`."""
     for axis, weight in weights:
         index = add(dist.create_dist(dist.ShardIndexOp, [], [_SCALAR], axes=[axis]))
         part = weighted(add, index, weight)
@@ -92,7 +92,7 @@ def place_of_rank(
 
 
 def weighted(add: Callable[[Operation], SSAValue], value: SSAValue, weight: int) -> SSAValue:
-    """Multiply a position by a weight; `add` inserts the op."""
+    """Multiply an index, a value computed at run time, by `weight`; `add` inserts the op."""
     if weight == 1:
         return value
     return add(create("aten.mul.Scalar", [value], [_SCALAR], {"other": weight}))
@@ -158,11 +158,11 @@ class TimeOps:
         return self._view(joined, [*shape[:dim], shape[dim] * len(parts), *shape[dim + 1 :]])
 
     def position(self, weights: Sequence[tuple[str, int]]) -> SSAValue | None:
-        """Sum of this rank's coordinates on space axes, times their weights; None without axes."""
+        """Emit the sum of this rank's coordinates on axes, times weights; None without axes."""
         return place_of_rank(lambda op: self._add(op, "index"), weights)
 
     def plus(self, position: SSAValue | None, constant: int) -> SSAValue:
-        """A position and a constant, added."""
+        """Emit the sum of an index computed at run time (None for 0) and a constant."""
         if position is None:
             return self._add(create("aten.full", [], [_SCALAR], {"fill_value": constant}), "index")
         added = create("aten.add.Scalar", [position], [_SCALAR], {"other": constant})

@@ -1,4 +1,4 @@
-"""Unrolling: each op of a local program is cloned once for each sub-batch."""
+"""Unrolling of time axes: each op of a local program is cloned once for each sub-batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from shardweave.passes.program_pass import PassOnProgram
 
 Coordinate = tuple[int, ...]
 Copies = dict[Coordinate, SSAValue]
-"""A value for each sub-batch; sub-batches between which it does not vary share one SSA value."""
+"""A value's copy for each sub-batch; sub-batches between which it is equal share one SSA value."""
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Made = TypeVar("_Made")
@@ -61,7 +61,7 @@ def unroll_time_axes(program: Program, keep: str = "") -> None:
 
 
 def _as_space(mesh: Mesh, name: str) -> Mesh:
-    """The mesh with axis `name`, if it has one, as a space axis."""
+    """The mesh, in which the axis `name`, if it has one, is a space axis."""
     return Mesh(replace(axis, kind="space") if axis.name == name else axis for axis in mesh.axes)
 
 
@@ -113,7 +113,7 @@ class _Unroller:
     # Arguments and results
 
     def _argument(self, slot: Slot, sharding: Sharding) -> None:
-        """Add an argument for the device's shard of all sub-batches; slice each one from it."""
+        """Add an argument for the device's shards of all sub-batches; slice each one from it."""
         placements = self._time_placements(sharding)
         shape = list(shape_of(slot.value))
         for dim, placement in placements:
@@ -241,7 +241,7 @@ class _Unroller:
     def _merged(
         self, copies: Copies, axis: str, merge: Callable[[tuple[SSAValue, ...]], SSAValue]
     ) -> Copies:
-        """Merge the copies along `axis`, which then share one result; other axes stay apart."""
+        """Merge copies that differ only in their coordinate on `axis`, and share the result."""
         size, position = self.mesh.size(axis), self.names.index(axis)
         keys = {
             c: tuple(copies[*c[:position], index, *c[position + 1 :]] for index in range(size))
@@ -252,7 +252,7 @@ class _Unroller:
     def _rest(
         self, op: dist.DistOp, values: list[Copies], step: CollectiveStep, *, is_last: bool
     ) -> list[Copies]:
-        """Add a step of a collective over space axes, after its steps over time axes."""
+        """Add a collective's step over space axes, which follows its steps over time axes."""
         changed: dict[str, Literal] = {"axes": list(step.axes)}
         if isinstance(op, dist.AlongDimOp):
             longer = step.gathered if op.effect.shards is None else step.cut
@@ -276,7 +276,7 @@ class _Unroller:
         return [{c: clones[c].results[i] for c in clones} for i in range(len(values))]
 
     def _index(self, op: dist.ShardIndexOp) -> None:
-        """Lower a shard index: the position on time axes is a constant for each sub-batch."""
+        """Lower a shard index; each sub-batch's coordinates on time axes add a constant to it."""
         weights = {
             axis: self.mesh.sizes(op.axes[index + 1 :]) for index, axis in enumerate(op.axes)
         }
@@ -291,7 +291,8 @@ class _Unroller:
 
 
 def scaled_without(sharding: Sharding, names: Collection[str]) -> Sharding:
-    """A sub-batch's sharding: without the axes `names`, by which its global value is smaller."""
+    """The sharding of one sub-batch's copy of a value: without the time axes `names`, and with the
+    strides and lengths of the smaller copy."""
     dims: list[DimSharding] = []
     first = dict.fromkeys(names, 0)
     for dim in sharding.dims:

@@ -1,4 +1,4 @@
-"""Seats for a partial sum: dims on which its consumers, a few linear ops later, hold an axis.
+"""Dims on which the consumers of a partial sum, a few linear ops later, are sharded over its axis.
 
 A sum that must be reduced is better reduce-scattered to the dim on which its consumers hold the
 axis. The search follows a value's uses through ops that are linear in it, and through ops that
@@ -41,10 +41,11 @@ class WantedSeats:
     stored: Callable[[Slot], Sharding | None]
 
     def hints(self, op: AtenOp) -> Iterator[tuple[str, int, int]]:
-        """Yield (axis, factor, stride) for each axis of a sum that consumers of the sum have on a
-        dim.
+        """Yield (axis, factor, stride) for each axis that `op` sums over and its consumers shard
+        by.
 
-        The sum is an unreduced operand, or the op itself would sum over a sharded dim, as an
+        The factor of the op's rule and the stride place the axis in the result as consumers hold
+        it. The op reads an unreduced operand, or would itself sum over a sharded dim, as an
         embedding's gradient does over tokens when the embedding is sharded by rows.
         """
         rule = self.flow.rule(op)
@@ -56,7 +57,7 @@ class WantedSeats:
                     yield (axis, *seat)
 
     def of(self, value: SSAValue, axis: str, depth: int = LOOKAHEAD) -> Seat | None:
-        """The dim and placement where a consumer at most `depth` ops away has `axis`, or None."""
+        """The seat of `axis` in a consumer at most `depth` ops away, on `value`; None if none."""
         if depth == 0:
             return None
         for use in value.uses:
@@ -95,7 +96,7 @@ class WantedSeats:
 
 
 def _carried(rule: Rule, seat: Seat, source: Dims, goal: Dims) -> Seat | None:
-    """Translate a seat on a value with dims `source` to one with dims `goal`; None if none fits."""
+    """Translate a seat on a value with factors `source` to one with factors `goal`, or None."""
     dim, placement = seat
     cut = [(placement,) if index == dim else () for index in range(len(source))]
     dims = rule.carry(source, goal, cut)

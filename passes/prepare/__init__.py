@@ -1,1 +1,1 @@
-"""Passes over the global program, before shardings are propagated."""
+"""Passes that rewrite the global program before shardings are propagated."""

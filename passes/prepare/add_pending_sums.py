@@ -1,4 +1,4 @@
-"""Adding partial sums to each other first, so that only one sum must be reduced."""
+"""Reordering additions so that partial sums are added first, and only one sum is reduced."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _rebuild(
     pending: SSAValue,
     known: dict[SSAValue, Sharding],
 ) -> None:
-    """op = first(whole, other) + pending becomes op = whole + (other + pending)."""
+    """Rewrite `op`, first(whole, other) + pending, to whole + (other + pending)."""
     new = Builder.before(op, first)
     inner = new.aten("aten.add.Tensor", [other, pending], op.results[0].type, first.results[0])
     known[inner] = known[pending]

@@ -1,13 +1,13 @@
-"""Ragged rows of grouped products, so that each device has its own experts' rows and no others.
+"""Ragged rows of grouped products, so that each device computes only its own experts' rows.
 
-If experts are sharded, a grouped product is an unreduced sum, and zero in the rows of other
-devices' experts. An activation of it would need the total. But only one device has a nonzero term
-of each row, and the next grouped product on that device reads only these rows. So the rows become
+If experts are sharded, a grouped product is an unreduced sum: each device has zeros in the rows of
+other devices' experts. Its activation function would need the total. But each row is nonzero on one
+device only, and the next grouped product on that device reads only these rows. So the rows become
 ragged (`ir.library.grouped`): each device takes the rows of its experts, any number, and axes that
-shard tokens split these evenly. Between two grouped products everything is computed row by row
-without communication. Where rows are looked up, or added up by token or by expert, each device
-handles its own. A value that is read in any other way is padded with zeros in all other rows, and
-becomes an unreduced sum.
+shard tokens split these evenly. Ops between two grouped products are computed row by row without
+communication. Where rows are looked up, or summed by token or by expert, each device handles its
+own. A value that is read in any other way is padded with zeros in all other rows, and becomes an
+unreduced sum.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from shardweave.passes.partition.propagate_shardings import propagated_forward
 from shardweave.passes.program_pass import Analyses, PassWithAnalyses
 
 Routing = tuple[SSAValue, SSAValue]
-"""Start and end of the rows of each group."""
+"""The values that hold the first and the end row of each expert's group."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class BlockExpertsPass(PassWithAnalyses):
 
 @dataclass(frozen=True)
 class _Spread:
-    """A spread of rows. experts: axes that shard experts. axes: axes that also shard their rows."""
+    """Axes over which a routing's rows are sharded. experts: by expert. axes: within one's rows."""
 
     experts: DimSharding
     axes: tuple[tuple[str, int], ...]
@@ -99,7 +99,7 @@ class _Spread:
         return prod(size for _, size in self.axes)
 
     def of_rows(self, num_rows: int) -> DimSharding:
-        """The sharding of `num_rows` rows, equally many on each device."""
+        """The sharding of `num_rows` rows, with equally many on each device."""
         stride = num_rows // (self.blocks * self.parts)
         placements: list[Placement] = []
         for axis, size in reversed((*((p.axis, p.size) for p in self.experts), *self.axes)):
@@ -109,7 +109,7 @@ class _Spread:
 
 
 def _spreads(ops: Sequence[AtenOp], flow: Flow) -> dict[Routing, _Spread]:
-    """The spread of rows over devices, for each routing whose experts are sharded."""
+    """The axes that shard the rows of each routing whose experts are sharded."""
     cuts: dict[Routing, set[DimSharding]] = {}
     tokens: dict[Routing, tuple[tuple[str, int], ...]] = {}
     for op in ops:
@@ -129,7 +129,7 @@ def _spreads(ops: Sequence[AtenOp], flow: Flow) -> dict[Routing, _Spread]:
 
 
 def _token_axes(op: AtenOp, flow: Flow) -> tuple[tuple[str, int], ...]:
-    """The axes, with sizes, that shard the tokens that a product reads, but not its weights."""
+    """The axes, with sizes, that shard the tokens that a product reads, but not its weight."""
     lookup = _lookup(op)
     if lookup is None or wanted_attrs_of(lookup):
         return ()
@@ -140,7 +140,7 @@ def _token_axes(op: AtenOp, flow: Flow) -> tuple[tuple[str, int], ...]:
 
 
 def _spread(op: AtenOp, flow: Flow) -> bool:
-    """Want the lookup of a product's rows sharded over the tokens' axes; returns whether it is."""
+    """Ask for a lookup of a product's rows to be sharded like the tokens; returns whether it is."""
     lookup = _lookup(op) if spec_of(op).grouped == "rows" else None
     axes = [axis for axis, _ in _token_axes(op, flow)] if lookup is not None else []
     if lookup is None or not axes:
@@ -174,7 +174,7 @@ def _routing_of(op: AtenOp) -> Routing | None:
 
 
 class _Ragged:
-    """Rewrites all ops on the rows of one routing."""
+    """Rewrites all ops on the rows of one routing to ragged rows."""
 
     def __init__(self, routing: Routing, spread: _Spread, load: float) -> None:
         self.routing = routing
@@ -250,7 +250,8 @@ class _Ragged:
         return tensor_type((padded_rows(rows, devices, self.load), *rest), dtype_of_value(value))
 
     def _rows(self, value: SSAValue, place: Operation) -> SSAValue:
-        """The ragged rows of a value; a lookup looks up only these."""
+        """The ragged rows of a value, made before `place`; of a lookup, only these are looked
+        up."""
         if value not in self.ragged:
             owner = value.owner
             looked = self._looked_up(value, owner, place) if isinstance(owner, AtenOp) else None
@@ -258,7 +259,7 @@ class _Ragged:
         return self.ragged[value]
 
     def _looked_up(self, value: SSAValue, owner: AtenOp, place: Operation) -> SSAValue | None:
-        """Ragged rows of a lookup, or of a row-by-row op on lookups; None for other values."""
+        """The ragged rows of a lookup, or of a row-by-row op on lookups; None for other values."""
         spec = spec_of(owner)
         if spec.grouped or spec.ragged or wanted_attrs_of(owner):
             return None
@@ -306,7 +307,7 @@ class _Ragged:
         return self.bounds
 
     def _whole(self, value: SSAValue) -> SSAValue:
-        """Convert a value from ragged rows to all rows, an unreduced sum."""
+        """Pad ragged rows with zeros to all rows, an unreduced sum over devices."""
         rows = self.ragged[value]
         owner = rows.owner
         assert isinstance(owner, Operation)

@@ -1,4 +1,4 @@
-"""A step with fewer of its repeated blocks, from which planners derive the costs of deep models.
+"""A step without most of its equal blocks, from which planners derive the costs of deep models.
 
 A model of 96 equal layers has as many distinct blocks as one of four. This removes blocks in the
 middle and connects their neighbours: forward, the last block reads the output of the block before
@@ -22,7 +22,7 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.program.text import without_gc
 
 Half = tuple[str, bool]
-"""A block's name, and whether the half is its forward pass (True) or the rest."""
+"""A block's name, and whether its forward ops (True) or its other ops are meant."""
 
 
 @dataclass(eq=False)
@@ -55,7 +55,7 @@ class _Halves:
         return halves
 
     def body(self, name: str) -> tuple[object, ...]:
-        """A key that is equal for blocks with the same sequence of op names and types."""
+        """A key that is equal for blocks whose ops have the same sequence of names and types."""
         return tuple(
             (op.name, is_forward, *(value.type for value in (*op.operands, *op.results)))
             for is_forward in (True, False)
@@ -77,14 +77,14 @@ def equal_blocks(program: Program) -> tuple[str, ...]:
 def with_fewer_blocks(program: Program, count: int) -> Program | None:
     """Copy a global step with only `count` of its equal blocks: the first ones and the last.
 
-    None if the blocks differ, are no more than `count`, or share more than each one's output, such
-    as a parameter or a mask whose gradient sums over all blocks. The result is a step of the model
-    with `count` layers, used to compute costs and never run. Takes time linear in the ops. Raises
+    None if the blocks differ, are no more than `count`, or share more than their outputs, such as a
+    parameter or a mask whose gradient sums over all blocks. The result is a step of the model with
+    `count` layers, used to compute costs and never run. Takes time linear in the ops. Raises
     ValueError for a count below 3.
     """
     if count < 3:
         raise ValueError(
-            f"cannot keep {count} blocks; keep at least 3: the first, one between, the last."
+            f"cannot keep {count} blocks; keep at least 3: the first, one in the middle, the last."
         )
     names = equal_blocks(program)
     if len(names) <= count:
@@ -133,7 +133,7 @@ def _is_in(halves: _Halves, op: Operation, names: frozenset[str]) -> bool:
 
 @dataclass(frozen=True)
 class _Bridge:
-    """A gap: the blocks `gone`, after block `before`. inner: the last block in the gap."""
+    """A gap: the removed blocks `gone`, after block `before`. inner: the last of them."""
 
     halves: _Halves
     before: str
@@ -144,7 +144,7 @@ class _Bridge:
         return isinstance(value, OpResult) and _is_in(self.halves, value.op, self.gone)
 
     def instead(self, op: Operation, index: int, value: SSAValue) -> SSAValue | None:
-        """The value that `op` reads in place of `value`, which is removed; None if none."""
+        """The value that operand `index` of `op` reads for a removed `value`; None if none."""
         result = cast(OpResult, value)
         (name, is_forward), place = self.halves.place[result.op]
         if is_forward:
@@ -161,7 +161,7 @@ class _Bridge:
 
 
 def _drop_slots(program: Program, bridge: _Bridge) -> bool:
-    """Remove results made in the gap, and its parameters; False if a result is no gradient."""
+    """Remove results made in the gap, and its parameters; False if such a result is no gradient."""
     results, ret = program.results, program.return_op
     kept = [i for i, slot in enumerate(results) if not bridge.is_gone(slot.value)]
     if any(slot.kind != "grad" for slot in results if bridge.is_gone(slot.value)):

@@ -1,9 +1,9 @@
 """Fused projections: linear maps whose outputs are read in equal parts, each separately.
 
-One linear map may compute queries, keys and values, `(3 h d)` features, and each third is then read
-separately. Sharded over the heads h, a device's shard is a stripe of each part, if h divides; if
-not, each part would need padding, which no sharding expresses. Three maps, whose weights are slices
-of the one, can be sharded each: the heads are the major factor of their features.
+One linear map may compute queries, keys and values as 3 h d features, of which each third is read
+separately. If the sharding's degree divides the h heads, a device's shard is a stripe of each part.
+If not, each part would need padding, which no sharding expresses. Three maps, each with a slice of
+the weight, can be sharded separately: heads are the major factor of their features.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Place:
         return tuple(shape)
 
     def sources(self) -> list[tuple[int, Place]] | None:
-        """Operand indices and places whose parts yield a part of this value; None if unknown."""
+        """Operands, and dims in them, whose parts yield this value's parts; None if unknown."""
         op = self.value.owner
         if not isinstance(op, AtenOp) or not spec_of(op).works_in_parts:
             return None
@@ -58,7 +58,7 @@ class Place:
         return sources
 
     def origins(self) -> Iterator[Place]:
-        """Yield this place, and the places of all values from which its parts are computed."""
+        """Yield this place, and recursively the places from whose parts its parts are computed."""
         yield self
         for _, place in self.sources() or ():
             yield from place.origins()
@@ -66,7 +66,7 @@ class Place:
 
 @dataclass(frozen=True)
 class FusedProjection:
-    """A linear map; `weight`: its weight, a parameter, split along the dim of outputs."""
+    """A linear map `op`, and the dim of outputs of its `weight`, a parameter, split into parts."""
 
     op: AtenOp
     weight: Place
@@ -89,8 +89,8 @@ def projection_of(op: AtenOp, count: int) -> FusedProjection | None:
 
 
 def fused_projections(program: Program, among: Collection[AtenOp]) -> dict[AtenOp, int]:
-    """Map linear maps of `among` whose outputs are only read in equal parts to the parts'
-    number."""
+    """Return the linear maps of `among` whose outputs are only read in equal parts, each with the
+    number of parts."""
     counts: dict[AtenOp, set[int]] = {}
     reads: set[Operation] = set()
     for read in reads_of_parts(program):
@@ -124,7 +124,7 @@ def _is_read_by(value: SSAValue, reads: Collection[Operation]) -> bool:
 
 @dataclass(frozen=True)
 class Read:
-    """A slice that takes a part of a value. start: index in the dim at which it begins."""
+    """A slice op that takes one part of a dim. start: the index at which the part begins."""
 
     op: AtenOp
     place: Place

@@ -108,7 +108,7 @@ def _check(op: AtenOp, cut: DimSharding, parts: int) -> None:
 
 
 class _Split:
-    """Rewrites one attention op."""
+    """Rewrites one attention op into attention to each part of its keys."""
 
     def __init__(self, op: AtenOp, parts: int, propagation: Propagation) -> None:
         self.op = op
@@ -125,7 +125,7 @@ class _Split:
         self.values = {"scale": op.value("scale")}
 
     def operands_of(self, part: int) -> tuple[SSAValue, SSAValue, Operands]:
-        """The keys and values of a part, and the list [mask, row positions, column positions]."""
+        """Keys and values of one part, and its mask, row positions and column positions."""
         key, value = (self._part(whole, POSITIONS, part) for whole in (self.key, self.value))
         mask = self.mask
         if mask is not None and shape_of(mask)[-1] > 1:

@@ -55,15 +55,15 @@ class SplitAxesPass(PassWithAnalyses):
 
 
 def _whole_axes(slot: Slot, program: Program) -> frozenset[str]:
-    """The axes that an argument's sharding requires to stay whole."""
+    """The axes that must not be split because an argument is sharded over them."""
     sharding = program.sharding_of_slot(slot)
     is_split = slot.kind != "input" and sharding.is_even(shape_of(slot.value))
     return frozenset() if is_split else sharding.axes
 
 
 def _read_whole(program: Program, propagation: Propagation) -> set[str]:
-    """The axes that arguments without a sharding of their own may come to require whole: those over
-    which an op reads an input, or any value unevenly."""
+    """The axes that arguments without an annotation may come to need unsplit: those over which an
+    op reads an input, or any value unevenly."""
     free = propagation.free
     inputs = {s.value for s in program.arguments if s.kind == "input" and s.value in free}
     kept: set[str] = set()
@@ -75,7 +75,7 @@ def _read_whole(program: Program, propagation: Propagation) -> set[str]:
 
 
 def _split(mesh: Mesh, axes: list[str], propagation: Propagation, *, groups: bool) -> Mesh:
-    """The mesh with those of `axes` split that ops can use in parts alone."""
+    """The mesh, with each of `axes` split that some op can be sharded over only in part."""
     parts: dict[str, set[int]] = {axis: {1, mesh.size(axis)} for axis in axes}
     for op in propagation.ops:
         rule = propagation.flow.rule(op)

@@ -1,4 +1,4 @@
-"""split-batch: the batch of a global program is sharded over a time axis."""
+"""split-batch: the inputs' batch is sharded over a time axis, into sub-batches."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ class SplitBatchPass(PassOnProgram):
         return {i: s for i, s in slots.items() if shape_of(s.value)[self.dim] == batch}
 
     def _split_annotated(self, program: Program, batch: int, stride: int) -> None:
-        """Split shardings that a plan wants for values whose dim `dim` is the batch, too. The
-        stride is the inputs' if it fits, so that a sub-batch has the same samples everywhere; where
-        a plan shards the batch of some layers further, that is inside the sub-batches."""
+        """Split shardings that a plan wants for values whose dim `dim` is the batch, too. They get
+        the inputs' stride if it fits, so that a sub-batch has the same samples everywhere; layers
+        whose batch a plan shards further are split inside these shards."""
         for op in program.ops:
             if wanted_attrs_of(op) is None:
                 continue

@@ -1,9 +1,9 @@
 """Splitting fused projections (`projections`) into one linear map for each part.
 
-By the factors of an op's rule, a slice of its result is the op on a slice of an operand. So each
-reader of a part reads that part, computed from parts of operands, back to the weight or, in the
-backward pass, back to the gradients of the parts. The gradient of the input becomes a sum over
-parts, the gradient of the weight a concatenation of its parts' gradients.
+By an op's sharding rule, a slice of its result is the op on slices of its operands. So a reader of
+a part reads the op computed on parts: forward, back to a slice of the weight; backward, back to the
+gradients of the parts. The gradient of the input becomes a sum over parts, the gradient of the
+weight a concatenation of its parts' gradients.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def split_projections(program: Program) -> int:
     _Split(program, projections, wanted).run()
     for proj in projections:
         if proj.op.parent is not None:
-            problem = f"the outputs of {describe(proj.op)} are not read in such parts alone"
+            problem = f"the outputs of {describe(proj.op)} are not only read in equal parts"
             raise ValueError(_problem(names[proj.weight.value], problem))
     indices = [index for index, slot in enumerate(slots) if slot.value in counts]
     for attribute in (PARTS, PART):
@@ -135,7 +135,7 @@ class _Split:
         remove_dead_ops(self.program)
 
     def _give_part(self, read: Read) -> None:
-        """Replace a slice of a fused map's outputs by the part, computed separately."""
+        """Replace a slice of a fused map's outputs by a map that computes only this part."""
         part = self._part(read.place, read.start // read.place.length, read.op)
         assert part is not None, "nothing in the forward pass puts zeros together"
         if read.op.name == "aten.select.int":
@@ -176,7 +176,7 @@ class _Split:
             Rewriter.replace_op(op, [], [total])
 
     def _put_together(self, value: SSAValue, place: Place) -> None:
-        """Concatenate a gradient of a weight or bias from its parts'. place: the argument's."""
+        """Concatenate the gradient of a weight or bias, the argument `place`, from its parts'."""
         owner = value.owner
         if not isinstance(owner, AtenOp):
             return
@@ -189,7 +189,7 @@ class _Split:
     # Parts
 
     def _part(self, place: Place, index: int, reader: AtenOp) -> SSAValue | None:
-        """Part `index` of a place, computed once; None if it is zeros. reader: op that reads it."""
+        """Part `index` of a value, computed once, before `reader`; None if it is zeros."""
         is_argument = isinstance(place.value.owner, Block)
         key = place, index, phase_of(reader) if is_argument else ""
         if key not in self.made:
@@ -251,14 +251,14 @@ class _Split:
 
 @dataclass(frozen=True)
 class _Put:
-    """Values placed along a dim among zeros. pieces: (value, start, length) of each."""
+    """A value made of `pieces`, (value, start, length) along a dim, and zeros elsewhere."""
 
     pieces: tuple[tuple[SSAValue, int, int], ...]
 
     @staticmethod
     def into(op: Operation, dim: int) -> _Put | None:
-        """Values that an op concatenates along `dim`, or the value that it surrounds by zeros; None
-        for other ops."""
+        """Match an op that concatenates values along `dim`, or puts one among zeros; None for
+        others."""
         assert isinstance(op, AtenOp)
         size = len(shape_of(op.results[0]))
         if op.name != "aten.cat" and not spec_of(op).places:
@@ -281,7 +281,7 @@ class _Put:
         return _Put(((value, int(op.value("start") or 0), shape_of(value)[dim]),))
 
     def inside(self, start: int, length: int) -> _Inside | None:
-        """The first value between `start` and `start + length` of the dim; None if all is zeros."""
+        """The first piece between `start` and `start + length`; None if only zeros are there."""
         touching = [
             piece for piece in self.pieces if piece[1] < start + length and start < sum(piece[1:])
         ]
@@ -293,7 +293,7 @@ class _Put:
 
 @dataclass(frozen=True)
 class _Inside:
-    """A value in a part of a dim. is_exact: whether it fills exactly that part."""
+    """A piece that lies in a part of a dim. is_exact: whether it fills exactly that part."""
 
     value: SSAValue
     is_exact: bool
@@ -307,9 +307,9 @@ class SplitProjectionsPass(PassOnProgram):
     their weights (`dist.parts`). Each part can then be sharded by heads that do not divide: a
     sharding of the fused outputs could not express the padding of each part.
 
-    Requires: a global program, before `propagate-shardings`; the map's outputs are read in such
-    parts alone. Ensures: numerics unchanged except for the order of sums over the parts. Linear in
-    the ops.
+    Requires: a global program, before `propagate-shardings`; the map's outputs are only read
+    in these parts. Ensures: numerics unchanged except for the order of sums over the parts. Linear
+    in the ops.
     """
 
     name = "split-projections"

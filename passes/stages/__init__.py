@@ -1,1 +1,1 @@
-"""Functions of pipeline stages, made from one step."""
+"""Passes' work on pipelines: one step becomes a function for each stage and direction."""

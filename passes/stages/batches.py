@@ -1,4 +1,4 @@
-"""Work of a step that is done once for each micro-batch, and work done once for all."""
+"""Classification of ops: run for each micro-batch, or once before or after all of them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ _Sources = frozenset[SSAValue]
 
 
 class JoinedMicroBatches(ValueError):
-    """Raised if micro-batches cannot run one by one. reason: names the op that needs all of
-    them."""
+    """Raised if micro-batches cannot run one by one. reason: which op needs all of them."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}, so that they cannot run one by one. {remedy}")
@@ -77,7 +76,7 @@ _NOTHING: _Sources = frozenset()
 class _Walk:
     """Finds, op by op in order, values that vary and the sums over micro-batches that each reads.
 
-    of_weights: values that depend on more than inputs and buffers.
+    of_weights: values that depend on an argument other than an input or a buffer.
     """
 
     def __init__(self, program: Program, axis: str | None) -> None:
@@ -111,7 +110,7 @@ class _Walk:
             self.sources.update(dict.fromkeys(op.results, read))
 
     def _place(self, op: dist.DistOp) -> None:
-        """Classify an op that moves samples; one on inputs alone runs before all micro-batches."""
+        """Classify an op that moves samples; an op on inputs alone runs before micro-batches."""
         (result,) = op.results
         if isinstance(op, dist.ShardIndexOp):
             self.batches.varying.add(result)
@@ -130,13 +129,13 @@ class _Walk:
             self.batches.parts[result] = None
 
     def _is_told(self, op: dist.DistOp) -> bool:
-        """True if the sharding of an op's result over micro-batches is known."""
+        """True if an op's result is sharded over the micro-batches, or the op gathers samples."""
         (sharding,) = shardings_of(op, self.program)
         is_cut = sharding is not None and sharding.seat_of(self.axis or "") is not None
         return is_cut or op.is_gather
 
     def _has_terms(self, op: Operation) -> bool:
-        """Note the results that are terms of sums over micro-batches; whether there are any."""
+        """Record results that are terms of sums over micro-batches; returns whether any are."""
         terms = [
             result
             for result, sharding in zip(op.results, sharding_attrs_of(op) or (), strict=False)

@@ -1,4 +1,4 @@
-"""The functions of stages as IR."""
+"""Builders of the IR functions of pipeline stages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from shardweave.passes.stages.members import Members
 Attributes = dict[str, Attribute]
 
 _ORDER = ("param", "buffer", "input", "tangent", "whole", "kept", *TOTALS)
-"""The order of the kinds of arguments."""
+"""Order of a function's arguments, by kind."""
 
 
 class ValueSlots:
@@ -52,7 +52,7 @@ class ValueSlots:
         self._taken: dict[str, int] = {}
 
     def name(self, value: SSAValue, kind: str = "") -> str:
-        """A unique name for a value; its total over micro-batches has another unique name."""
+        """A unique name for a value; if `kind` is a total over micro-batches, another one."""
         key = value, kind in TOTALS
         if key not in self._names:
             word = name = value.name_hint or "value"
@@ -73,7 +73,7 @@ class ValueSlots:
         return self.program.sharding_of_slot(self.slots[value])
 
     def summed(self, value: SSAValue, kind: str) -> tuple[AnyTensor, Attributes]:
-        """The type of a value summed or joined over micro-batches, and its slot's attributes."""
+        """The type and slot attributes of a value that is summed or joined over micro-batches."""
         sharding = self.sharding(value)
         type_ = tensor_type_of(value)
         if kind in ("part", "whole"):
@@ -81,7 +81,7 @@ class ValueSlots:
         return type_, self._slot(kind, self.name(value, kind), self.without_axis(sharding), type_)
 
     def joined(self, value: SSAValue, sharding: Sharding) -> AnyTensor:
-        """The type, on one device, of a value whose micro-batches are joined."""
+        """The type, on one device, of a value whose micro-batches are concatenated."""
         sizes = [prod(p.size for p in dim if p.axis == self.axis) for dim in sharding.dims]
         shape = [n * size for n, size in zip(shape_of(value), sizes, strict=True)]
         return with_shape(tensor_type_of(value), shape)
@@ -124,7 +124,7 @@ def function_of(
 
 
 def _entries(slots: Sequence[Attributes]) -> builtin.ArrayAttr[builtin.DictionaryAttr] | None:
-    """Attributes of arguments or results; None if there are none, as the parser has it."""
+    """Attributes of arguments or results as an array; None if none, as xDSL's parser has it."""
     return builtin.ArrayAttr(builtin.DictionaryAttr(slot) for slot in slots) if slots else None
 
 
@@ -188,7 +188,7 @@ class FunctionBuilder:
     # Messages
 
     def _receive(self, needed: Iterable[SSAValue], op: Operation | None) -> None:
-        """Receive the values of `needed` that another stage sends and that are not received yet."""
+        """Receive the values of `needed` that other stages send and are not received yet."""
         for value in needed:
             if value in self.local or value not in self.members.received:
                 continue
@@ -242,7 +242,7 @@ class FunctionBuilder:
         self.block.add_op(copy)
 
     def _drop_axis(self, op: Operation, copy: Operation) -> None:
-        """Drop the axis of micro-batches from shardings after them: nothing is partial over it."""
+        """Drop the micro-batch axis from an op's shardings; the op runs after all of them."""
         if sharding_attrs_of(op) is None:
             return
         shardings = [self.values.without_axis(self.values.sharding(value)) for value in op.results]

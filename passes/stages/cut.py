@@ -1,4 +1,4 @@
-"""Cutting a local program into stages."""
+"""Splitting a local program into pipeline stages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shardweave.passes.stages.places import places_of_ops
 
 
 class ScheduledRun(NamedTuple):
-    """A run of a stage on a micro-batch. at: coordinate on the stage axis that runs it."""
+    """One run of a stage on one micro-batch, in one direction. at: coordinate on the stage axis."""
 
     direction: Direction
     stage: int
@@ -48,7 +48,7 @@ def places_of_tasks(tasks: Sequence[ScheduledRun]) -> list[list[int]]:
 
 
 def runs_of_tasks(tasks: Sequence[ScheduledRun]) -> list[Run]:
-    """List the runs of a step in order: of functions that run once, and on micro-batches."""
+    """List a step's runs in order: of functions that run once, and of those on micro-batches."""
     places = places_of_tasks(tasks)
 
     def once(direction: Direction) -> list[Run]:
@@ -198,8 +198,8 @@ class _Cut:
         return function
 
     def _whole(self, value: SSAValue, copy: SSAValue) -> SSAValue:
-        """The value of all micro-batches for `copy`, the copy of `value` in the function before
-        them: `copy` itself, or the value that `copy` is a micro-batch's shard of."""
+        """The value of all micro-batches for `copy`, a copy of `value` in the function that runs
+        before them: `copy` itself, or the value of which `copy` is one micro-batch's shard."""
         if value not in self.batches.parts:
             return copy
         op, axis = copy.owner, self.values.axis

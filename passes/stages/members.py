@@ -1,4 +1,4 @@
-"""Ops of each function of a stage, and values that go from function to function."""
+"""Ops of each stage's functions, and the values that pass between these functions."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Membership:
             self.functions[stage, direction].ops[op] = None
 
     def _on_the_way(self) -> set[Operation]:
-        """The backward ops that gradients in other stages, or of inputs, depend on."""
+        """The backward ops whose results lead to other stages, or to gradients of inputs."""
         stage, after = self.places.stage, self.batches.after
         outputs = {slot.value for slot in self.program.results if slot.kind == "output"}
         leading: set[Operation] = set()
@@ -138,7 +138,7 @@ class Membership:
                 stack += op.operands
 
     def _made_there(self, value: SSAValue, members: Members) -> Operation | None:
-        """The op by which a function makes a value itself; None if it gets it from elsewhere."""
+        """The op by which a function itself computes a value; None if it gets it otherwise."""
         op = value.owner
         if isinstance(op, BlockArgument) or not isinstance(op, Operation):
             members.given[value] = self.kinds[value]
@@ -177,7 +177,7 @@ class Membership:
         members.received[value] = sender.stage
 
     def _taken_after(self, value: SSAValue, op: Operation, members: Members) -> Operation | None:
-        """`op` if the `after` function computes it; else None, and the function gets its value."""
+        """`op` if the function `after` computes the value; None if another function gives it."""
         if op in self.batches.after:
             return op
         if op in self.places.freedom:
@@ -198,7 +198,7 @@ class Membership:
         return None
 
     def _kind_of_total(self, value: SSAValue) -> str:
-        """The kind of slot (sum, part or same) by which values of micro-batches are combined."""
+        """The slot kind of a value of all micro-batches: sum, part (joined), or same."""
         if value in self.batches.terms:
             return "sum"
         return "part" if value in self.batches.varying else "same"
@@ -220,12 +220,12 @@ class Membership:
                 self._demand(members, [slot.value])
 
     def _one_everywhere(self, home: int) -> Iterable[int]:
-        """One stage for each set of coordinates; `home` for its own."""
+        """One stage for each set of coordinates on the stage axis; `home` for its own set."""
         stages = {tuple(places): stage for stage, places in enumerate(self.at)}
         return {**stages, tuple(self.at[home]): home}.values()
 
     def _home(self, value: SSAValue, held: Iterable[int]) -> int:
-        """The stage whose value the step returns."""
+        """The stage that computes a result of the step; else the first that holds its parameter."""
         owner = value.owner
         if isinstance(owner, Operation) and owner in self.of_op:
             return self.of_op[owner][0]

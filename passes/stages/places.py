@@ -1,4 +1,4 @@
-"""The stage of each op: a forward op's by its layer, a backward op's by the forward ops'."""
+"""Assignment of ops to stages: forward ops by layer, backward ops by the forward ops' stages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ that each stage has a copy. again: it is recomputed for the backward pass, or ga
 
 @dataclass(eq=False)
 class Places:
-    """Stages of ops. stage: by op, if it has one. freedom: by op of several stages, the reason."""
+    """Stages of ops. stage: by op, if it has one. freedom: for ops that are copied, the reason."""
 
     num_stages: int
     stage: dict[Operation, int] = field(default_factory=dict[Operation, int])
@@ -30,7 +30,7 @@ class Places:
     by_layer: dict[str, set[int]] = field(default_factory=dict[str, set[int]])
 
     def of(self, values: Iterable[SSAValue], *, is_forward: bool) -> list[int]:
-        """The stages of those ops producing `values` that are, or are not, forward ops."""
+        """The stages of the ops that produce `values`: of forward ops, or of all others."""
         owners = (value.owner for value in values)
         return [
             self.stage[op]
@@ -89,7 +89,7 @@ def _check_order(places: Places, stages: Mapping[str, int]) -> None:
 
 
 def _joins_stages(op: Operation, places: Places, batches: MicroBatches) -> bool:
-    """True if an op adds terms of sums over micro-batches that several stages have."""
+    """True if an op adds terms of sums over micro-batches that come from several stages."""
     if op.results[0] not in batches.terms:
         return False
     owners = (value.owner for value in op.operands if value in batches.terms)
@@ -99,14 +99,14 @@ def _joins_stages(op: Operation, places: Places, batches: MicroBatches) -> bool:
 
 
 def _reads_no_stage(op: Operation, places: Places, stages: Mapping[str, int]) -> bool:
-    """True if an op outside all layers reads nothing that a stage made, as a count of labels over
-    all replicas does."""
+    """True if an op outside all layers reads nothing that a stage computed, such as a count of
+    labels over all replicas."""
     return layer_of(op) not in stages and not places.of(op.operands, is_forward=True)
 
 
 def _place_where_read(waiting: list[Operation], places: Places) -> None:
-    """Place ops in the first stage whose forward ops read them; the last if none does. There the
-    backward pass, which goes from the last stage to the first, does not have to wait for them."""
+    """Place ops in the first stage whose forward ops read them, or the last stage. The backward
+    pass runs from the last stage to the first, so that it does not wait for them there."""
     while waiting:
         op = waiting.pop()
         users = (use.operation for result in op.results for use in result.uses)
@@ -132,13 +132,13 @@ def _backward_stage(op: Operation, places: Places, stages: Mapping[str, int]) ->
 
 
 _OF_WEIGHT = frozenset(("param",))
-"""Kinds of arguments of an op that reads parameters alone."""
+"""Kinds of arguments that an op reads if it depends on parameters alone."""
 
 _GIVEN = {"param": "param", "buffer": "none", "tangent": "none", "input": "input"}
 
 
 def _tell_freedom(program: Program, batches: MicroBatches, places: Places) -> None:
-    """Find the ops that are copied wherever their results are read, and why."""
+    """Record the ops that are copied to wherever their results are read, with the reason."""
     reads: dict[SSAValue, frozenset[str]] = {
         slot.value: frozenset((_GIVEN[slot.kind],)) for slot in program.arguments
     }
@@ -172,7 +172,7 @@ def _tell_freedom(program: Program, batches: MicroBatches, places: Places) -> No
 
 
 def _is_cheap(op: Operation) -> bool:
-    """True if an op may be computed in several functions: no random op, message or product."""
+    """True if an op may be computed in several functions: not random, no message or product."""
     is_message = isinstance(op, dist.DistOp) and not isinstance(
         op, (dist.ShardIndexOp, dist.SliceOp)
     )

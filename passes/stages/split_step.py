@@ -1,7 +1,7 @@
-"""A step in two programs: its forward part, and a backward part that takes gradients of outputs.
+"""Splitting a step into two programs: forward, and backward from the gradients of outputs.
 
-The forward part returns, beside outputs and buffers, the values that the backward part reads
-(slots of kind `kept`). Nothing runs twice.
+The forward part returns, beside outputs and buffers, the values that the backward part reads (slots
+of kind `kept`). No op runs in both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shardweave.ir.program.text import without_gc
 from shardweave.passes.stages.build import function_of
 
 KEPT = "kept"
-"""The kind of slots for what the forward part leaves for the backward part."""
+"""Kind of the slots of values that the forward part leaves for the backward part."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class SplitStep:
 def split_step(program: Program) -> SplitStep | None:
     """Split a step with gradients into its forward and backward parts; None if that is impossible.
 
-    It is for a staged program, for a program whose forward products come after backward products,
-    as with sub-batches that cross passes, and for a program whose outputs depend on gradients that
-    are arguments. A message that joins sums of outputs and of gradients becomes two. Values that
+    It is impossible for a program with stages, for one that computes forward products after
+    backward products (sub-batches that cross passes), and if an output depends on an argument that
+    is a gradient. A message that joins sums of outputs and of gradients becomes two. Values that
     only the backward part reads, such as gathered parameters, are computed there. Takes time linear
     in the ops.
     """

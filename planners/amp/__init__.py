@@ -1,1 +1,1 @@
-"""AMP: degrees, micro-batches, stages and placement for pipelines on mixed clusters."""
+"""AMP: degrees, micro-batches, stages and placement of pipelines on mixed clusters."""

@@ -1,8 +1,8 @@
-"""Seconds of a step under a 3D strategy, AMP's objective, from a model, the links and a placement.
+"""Seconds of a step under a 3D strategy (AMP's objective), from a model, links and a placement.
 
 T = (n - 1) max t_i + sum t_i + sum e_i + max sync_i over the stages i, for n micro-batches (AMP,
-Eq. 1 and Sec. 4.2): t_i a stage's time for one of them, e_i what crosses the boundary after it,
-sync_i the ring all-reduce of its gradients.
+Eq. 1 and Sec. 4.2): t_i is a stage's time for a micro-batch, e_i the time to send across the
+boundary after it, sync_i that of the ring all-reduce of its gradients.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.plan.zero import ring_passes
 
 BACKWARD = 3.0
-"""Time of a forward and a backward pass, in forward passes (as in AMP's released planner)."""
+"""Time of a forward and a backward pass, in units of a forward pass (as AMP's released planner)."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class StageCosts:
 class Estimate:
     """Estimated seconds of a step, by part.
 
-    compute_s: compute of the slowest stage. bubble_s: one pass of a micro-batch through the other
+    compute_s: compute of the slowest stage. bubble_s: one micro-batch's passes through the other
     stages. boundary_s: sends between stages. sync_s: the gradients' all-reduce.
     """
 
@@ -95,7 +95,7 @@ def estimate(
 
 
 def boundaries(volumes: Floats, seconds_per_unit: Floats) -> Floats:
-    """Seconds of a cut before each layer, by stage boundary: (stages - 1) x (layers + 1)."""
+    """Seconds to send if a cut is before each layer: stage boundaries x (layers + 1)."""
     after = np.concatenate([[0.0], volumes])
     return np.multiply.outer(seconds_per_unit, after)
 
@@ -123,10 +123,10 @@ def corrected_costs(
 
     Differences from the published planner (`benchmarks/amp_literal.py`): each stage takes the times
     of its own devices, for mixed types layer by layer the slowest; sizes are in bytes of the dtype;
-    a boundary carries activations forward and gradients back, of which each tensor rank sends its
-    share, or what it has (`LayeredModel.sent`); concurrent flows share the NICs, and the slowest
-    hop of a boundary or ring counts; a layer's time grows with the micro-batch m as t(m) = t(1)
-    (phi + (1 - phi) m), where phi is the fixed share of t(1), such as kernel launches and the
+    a boundary carries activations forward and gradients back, and each tensor rank sends its
+    share, or all that it holds (`LayeredModel.sent`); concurrent flows share the NICs, and the
+    slowest hop of a boundary or ring counts; a layer's time grows with the micro-batch m as t(m) =
+    t(1) (phi + (1 - phi) m), where phi is the fixed share of t(1), such as kernel launches and the
     host's work to issue them; stages that do not fit into memory are left out; the all-reduce of
     gradients is part of the objective (`search`). Nothing is fitted to measured steps.
     """
@@ -147,7 +147,7 @@ def corrected_costs(
 
 
 def slowest_times(model: LayeredModel, devices: list[str], strategy: Strategy) -> Floats:
-    """Seconds of a micro-batch, forward and backward, by layer, on the slowest of some devices."""
+    """Seconds of a micro-batch's two passes, by layer, on the slowest of some devices."""
     seconds: list[Floats] = []
     for device in devices:
         once, fixed = model.times(device, strategy.tensor), model.fixed_shares(device, strategy)

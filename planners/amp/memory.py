@@ -1,4 +1,4 @@
-"""Memory of a stage, and the shortfall where no cuts fit."""
+"""Memory of AMP's stages, and the shortfall if no cuts fit."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def layer_bytes(model: LayeredModel, strategy: Strategy) -> Floats:
 
 
 def workspace(model: LayeredModel, strategy: Strategy) -> float:
-    """Workspace bytes of the op, in any layer, that needs most; every stage reserves them."""
+    """Workspace bytes of the op that needs most, which every stage reserves."""
     if model.workspace_bytes is None:
         return 0.0
     return strategy.micro_batch * max(model.workspace_bytes[strategy.tensor])
 
 
 def whole_bytes(model: LayeredModel, strategy: Strategy) -> float:
-    """Bytes of the largest layer's unsharded gradients and parameters, held by ZeRO for a while."""
+    """Bytes of the largest layer's gradients and parameters while ZeRO holds them unsharded."""
     if strategy.data == 1:
         return 0.0
     largest = max(model.parameters[strategy.tensor])
@@ -82,7 +82,7 @@ def _in_flight(model: LayeredModel, strategy: Strategy) -> Floats:
 
 
 def first_layers(model: LayeredModel, links: ClusterArrays, strategy: Strategy, grid: Grid) -> Ints:
-    """By stage and end j, the earliest first layer of a stage that ends before layer j and fits.
+    """By stage and end j, the first layer of the longest stage before layer j that fits.
 
     Shape: stages x (layers + 1); j + 1 if layer j - 1 alone is too large. Tied parameters are
     counted at both layers, unless there is only one stage.

@@ -86,13 +86,13 @@ class LayeredModel:
         return np.array(self.profile[device][tensor])
 
     def fixed_shares(self, device: str, strategy: Strategy) -> Floats:
-        """By layer, the share phi of its time that does not grow with the micro-batch."""
+        """By layer, the share (phi) of its time that is independent of the micro-batch."""
         if self.fixed is None:
             return np.zeros(self.num_layers)
         return np.array(self.fixed[device][strategy.tensor])
 
     def sent_elements(self, tensor: int) -> Floats:
-        """By layer, the elements of its output that a tensor rank sends for one sample."""
+        """By layer, the elements of its output that one tensor rank sends for one sample."""
         if self.sent is None:
             return np.array(self.outputs[1]) / tensor
         return np.array(self.sent[tensor])

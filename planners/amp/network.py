@@ -56,8 +56,8 @@ class ClusterArrays:
         return ClusterArrays(cluster, node, inside, nic, names, kind)
 
     def shared(self, left: Ints, right: Ints) -> Floats:
-        """Bandwidths of the flows from devices `left` to devices `right`, all sent at once. Flows
-        that leave a node share its NICs' bandwidth, and so do flows that enter it."""
+        """Bandwidths of messages from devices `left` to devices `right`, all sent at once. Messages
+        that leave one node share its NICs' bandwidth; so do those that enter it."""
         source, goal = self.node[left], self.node[right]
         crosses = source != goal
         count = len(self.nic)
@@ -69,7 +69,7 @@ class ClusterArrays:
 
 
 Grid = NDArray[np.intp]
-"""The device of each rank, stages x replicas x tensor."""
+"""The device of each rank; shape stages x replicas x tensor degree."""
 
 
 def megatron_grid(strategy: Strategy) -> Grid:
@@ -79,7 +79,7 @@ def megatron_grid(strategy: Strategy) -> Grid:
 
 
 def boundary_bandwidths(links: ClusterArrays, grid: Grid) -> Floats:
-    """Bandwidth of the slowest flow at each boundary between stages: shape (stages - 1). All
+    """Bandwidth of the slowest message at each boundary between stages: shape (stages - 1). All
     replicas send at once, each tensor rank to the same rank of the next stage."""
     return np.array([float(links.shared(grid[s], grid[s + 1]).min()) for s in range(len(grid) - 1)])
 

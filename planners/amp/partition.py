@@ -1,12 +1,12 @@
-"""The stage partition of a pipeline, exactly: which layers go to which stage.
+"""Exact partition of a pipeline: which layers go to which stage.
 
 AMP (Li et al., NeurIPS 2022, Sec. 4.2) minimises `repeats * max t_s + sum t_s + sum e_s` over all
-cuts of L layers into k stages, where t_s is a stage's time and e_s what crosses the boundary after
-it. The paper's dynamic program is O(k L^4). Here only the bottlenecks T among the O(L^2) stage
-times are looked at. C(T), the least `sum t_s + sum e_s` with no stage above T, is a dynamic program
-over window minima in O(k L log L). It falls as T grows, so that divide and conquer with the bound
-`repeats * T_left + C(T_right)` leaves few bottlenecks to look at: O(L^2 log L) to sort them, and a
-program for each that the bounds leave, O(L^2) at worst and about ten as a rule.
+cuts of L layers into k stages, where t_s is a stage's time and e_s the time to send across the
+boundary after it. The paper's dynamic program is O(k L^4). Here only the O(L^2) possible stage
+times are tried as a bound T on all stages. C(T), the least `sum t_s + sum e_s` with no stage above
+T, is a dynamic program over window minima in O(k L log L). It falls as T grows, so that divide and
+conquer with the bound `repeats * T_left + C(T_right)` leaves few T to try. Sorting them takes O(L^2
+log L); up to O(L^2), usually about ten, need a program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 _SLACK = 1e-12
-"""Stage times are differences of sums, equal only up to rounding; a share of the whole."""
+"""Tolerance, as a share of the whole: stage times are differences of sums, equal up to rounding."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def exact_cuts(problem: Problem) -> Partition | None:
 
 
 def objective_without_bottleneck(problem: Problem, cuts: Sequence[int]) -> float:
-    """Seconds of all stages and all boundaries of some cuts."""
+    """Seconds of all stages and all boundaries under some cuts."""
     stages = range(len(problem.kinds))
     work = sum(float(problem.times[problem.kinds[s], cuts[s] : cuts[s + 1]].sum()) for s in stages)
     return work + sum(float(problem.boundary[s, cuts[s + 1]]) for s in stages[:-1])
@@ -89,8 +89,8 @@ def _bottleneck(prefix: Floats, kinds: Sequence[int], cuts: Sequence[int]) -> fl
 def _best_bottleneck(
     problem: Problem, program: _WindowProgram, least: float, slowest: float
 ) -> float | None:
-    """The bound on stage times that gives the best cuts; None if having no bound does. least: C
-    without a bound. slowest: the slowest stage of its cuts."""
+    """The bound on stage times that gives the best cuts; None if no bound is best. least: C without
+    a bound. slowest: the slowest stage of the unbounded cuts."""
     repeats = problem.repeats
     kinds = sorted(set(problem.kinds))
     # Were every layer on the stage where it is fastest, the stages' mean would be this.
@@ -132,8 +132,8 @@ def _stage_times(prefix: Floats, kinds: Sequence[int], least: float, most: float
 
 
 def _first_feasible(problem: Problem, program: _WindowProgram, sums: Floats) -> int:
-    """Index of the smallest sum that greedy cutting does not refute. Greedy stages reach at least
-    as far as any others, so that what they refute is infeasible."""
+    """Index of the smallest sum with which greedy cutting succeeds. Greedy stages reach at least as
+    far as any others, so that a sum with which they fail is infeasible."""
     prefixes = [prefix.tolist() for prefix in program.prefix]
     limits = [None] * len(problem.kinds) if problem.first is None else problem.first.tolist()
     slack = program.slack
@@ -220,7 +220,7 @@ class _WindowProgram:
         return least, (0, *reversed(cuts))
 
     def _windows(self, bound: float) -> Ints:
-        """For each stage and end, the earliest start that keeps the stage within the bound."""
+        """For each stage and end, the earliest start with which the stage is within the bound."""
         if math.isinf(bound):
             return self._floor
         lows = [earliest(prefix, bound + self.slack) for prefix in self.prefix]

@@ -1,4 +1,4 @@
-"""plan_amp: AMP's search on a program and a cluster."""
+"""The planner `amp`: AMP's search on a program and a cluster."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def plan_amp(
         return fastest_tried(real, plans, rows, top, limit)
     if simulate < 1:
         plan = with_candidates(plans[0], rows[: max(1, top)])
-        why = "the estimate of this one is the least"
+        why = "this one has the least estimated time"
     else:
         shared = {
             index: replace(uneven, precision=precision)
@@ -139,9 +139,9 @@ def _fastest(
     top: int,
     limit: Deadline,
 ) -> tuple[Plan, str]:
-    """The fastest of the plans of the first candidates, simulated, and why. shared: those with
-    micro-batches in proportion, by the number of the candidate. The others are its candidates,
-    those that are only estimated last."""
+    """The fastest of `plans` by simulation, and why. shared: variants with micro-batches in
+    proportion to speed, by index of the plan. Its candidates are all `estimated` plans; those that
+    are not simulated come last."""
     tried = [(index, "", plan) for index, plan in enumerate(plans)]
     tried += [(index, ", micro-batches in proportion", plan) for index, plan in shared.items()]
     simulated = list(limit.each(lambda trial: predict_plan(lowerings, trial[2], cluster), tried))

@@ -1,8 +1,8 @@
-"""The chain of layers that AMP plans, read off a program.
+"""The chain of layers that AMP plans, derived from a program.
 
 For each tensor degree the program is partitioned by Megatron's rule, with so many replicas that
-each has one sample, and again with `_MORE` of them; each block is then costed on each device type.
-What grows between the two gives a block's time as t(m) = t(1) (phi + (1 - phi) m).
+each has one sample, and again with `_MORE` samples each; each block is then costed on each device
+type. The growth between the two gives a block's time as t(m) = t(1) (phi + (1 - phi) m).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.planners.plan.plan_parts import PlanError
 
 _MORE = 4
-"""Samples of the second, larger micro-batch that is read, or fewer if the batch has fewer."""
+"""Samples of the second, larger micro-batch that is costed, or fewer if the batch has fewer."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _seconds(device: str, work: Workload) -> tuple[float, ...]:
 
 
 def _fixed(single: Sequence[float], many: Sequence[float], more: int) -> tuple[float, ...]:
-    """phi of each layer, from its time for one sample and for `more`."""
+    """phi of each layer, from its times for one sample and for `more` samples."""
     if more == 1:
         return (0.0,) * len(single)
     shares = (

@@ -1,8 +1,8 @@
-"""The search: every strategy's best cuts, ranked; other placements; and real trials of the best.
+"""AMP's search: every strategy's best cuts, ranked; other placements; real trials of the best.
 
-Replicas of different speeds get micro-batches in proportion, where AMP deals them out evenly: a
-departure from the paper. The replicas of a stage become coordinates of the stage axis at which the
-stage is (`planners.schedules.uneven`).
+Unlike in the paper, where they get equally many, replicas of different speeds get micro-batches in
+proportion to their speed. The replicas of a stage are then coordinates of the stage axis
+(`planners.schedules.uneven`).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def anneal(grid: Grid, evaluate: Callable[[Grid], float], annealing: Annealing) 
 
 @dataclass(frozen=True)
 class Placed:
-    """An estimate and its placement. grid: the device of each rank, stages x replicas x tensor."""
+    """An estimate and its placement. grid: device of each rank, stages x replicas x tensor."""
 
     estimate: Estimate
     grid: Grid
@@ -269,7 +269,7 @@ def with_shares(
 def _seconds_of_replicas(
     placed: Placed, model: LayeredModel, links: ClusterArrays
 ) -> list[list[float]]:
-    """By stage, the seconds of a micro-batch on each replica, which is as fast as its slowest
+    """By stage, the seconds of a micro-batch on each replica, which are those of its slowest
     device."""
     strategy, times = placed.estimate.strategy, list[list[float]]()
     for stage, (left, right) in zip(placed.grid, pairwise(placed.estimate.cuts), strict=True):

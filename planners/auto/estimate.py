@@ -1,7 +1,7 @@
-"""Closed-form estimates of points of the joint space, from the costs of their blocks.
+"""Closed-form estimates of points of the search space, from costs of their blocks.
 
-The estimate ranks points. The lower bound never exceeds the simulated time, as far as a block costs
-the same alone as within the step; a point whose bound is above the best step so far needs no
+The estimate ranks points. The lower bound never exceeds the simulated time, provided that a block
+costs the same alone as within the step; a point whose bound is above the best step so far needs no
 simulation.
 """
 
@@ -20,6 +20,7 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.megatron.planner import CONTEXT, EXPERT
+from shardweave.planners.plan.plan_parts import OFFLOAD, offloaded
 from shardweave.planners.plan.zero import (
     DATA_AXIS,
     REPLICA_AXIS,
@@ -30,21 +31,21 @@ from shardweave.planners.plan.zero import (
 from shardweave.planners.simulate.update_cost import UpdateCost
 
 WEIGHTS_SHARE = 0.5
-"""Share of a backward pass that computes weight gradients, which hides other messages."""
+"""Share of a backward pass that computes weight gradients, which can hide other messages."""
 
 LOGITS = 2
 """Number of values of the logits' size that are live at once while the loss is computed."""
 
 FITS_SURELY = 0.8
-"""Share of the memory up to which an estimate is trusted to fit."""
+"""Share of the memory below which a point is expected to fit, since estimates may be too low."""
 
 
 @dataclass(frozen=True)
 class PointEstimate:
-    """Estimated time and memory of a point. time_s: ranks points. bound_s: lower bound for all
-    schedules. filling_s: lower bound for schedules that fill and drain with whole passes (1f1b).
-    memory_bytes: peak of the fullest stage. state_bytes: that stage's parameters and training
-    state."""
+    """Estimated time and memory of a point. time_s: ranks points. bound_s: lower bound for any
+    schedule. filling_s: lower bound for schedules whose pipeline fills and drains with whole passes
+    (1f1b). memory_bytes: peak of the fullest stage. state_bytes: that stage's parameters and
+    training state."""
 
     time_s: float
     bound_s: float
@@ -55,7 +56,7 @@ class PointEstimate:
 
 @dataclass(eq=False)
 class Estimator:
-    """Estimates points, each in microseconds once the `PieceCost` that it needs has been read."""
+    """Estimates points; each takes microseconds once its `PieceCost` is known."""
 
     reader: CostReader
     precision: str = ""
@@ -85,7 +86,7 @@ class Estimator:
         return simulate_update([self.reader.depths.program], self.update, model, self.precision)
 
     def _update_s(self, point: JointPoint) -> float:
-        """Seconds of the update, with one device's work divided over the devices that shard it."""
+        """Seconds of the update: one device's work, divided by the devices that shard it."""
         whole_s = 0.0 if self._update is None else self._update.seconds
         copies = point.replica if point.zero else point.replicas
         return whole_s * copies / (point.tensor * point.stages * point.replicas)
@@ -99,28 +100,39 @@ class Estimator:
         return 0.0 if point.is_staged else self._logits_bytes / point.pieces / point.within
 
     def spared_bytes(self, point: JointPoint, dimension: str) -> float:
-        """Bytes per device that `loss_chunks` or `offload` (dimension) may save; 0 if in use."""
+        """Bytes per device that `dimension`, `loss_chunks` or `offload`, may save; 0 if in use."""
         if point.value(dimension) != JointPoint().value(dimension):
             return 0.0
         if dimension == "offload":
-            return self.offloaded_bytes(point.with_value(offload="all"))
+            point = point.with_value(offload=OFFLOAD[-1])
+            return self.offloaded_bytes(point) + self.host_bytes(point)
         return self.chunked_bytes(point)
 
     def offloaded_bytes(self, point: JointPoint) -> float:
-        """Bytes that a point's `offload` saves on the fullest stage: all but two blocks' values,
-        one being read and one in flight. 0 if a device type has no bandwidth to its host."""
-        devices = self.cluster.device_types(self.cluster.num_devices)
-        if point.offload == "none" or not all(d.host_bandwidth_bytes_s for d in devices):
+        """Bytes that a point's `offload` saves on the fullest stage: values of all blocks but two,
+        one being read, one in flight. 0 if a device type has no bandwidth to its host."""
+        values, _ = offloaded(point.offload)
+        if values == "none" or not self._has_host:
             return 0.0
         cost = self.cost_of(point)
         sums, blocks = cost.sums, sum(cost.repeated) / point.stages
         share = recomputed_share(point, cost) if point.recompute in REPEATING else 0.0
         crossing, kept = sums["repeated crossing"], sums["repeated kept"]
-        away = crossing if point.offload == "inputs" else share * crossing + (1 - share) * kept
+        away = crossing if values == "inputs" else share * crossing + (1 - share) * kept
         return max(0.0, 1 - 2 / max(1.0, blocks)) * away * self._pieces_kept(point)
 
+    def host_bytes(self, point: JointPoint) -> float:
+        """Bytes of optimizer states on the fullest stage, which the host may keep. 0 if a device
+        type has no bandwidth to its host."""
+        return self._states(point, self.cost_of(point))["optimizer"] if self._has_host else 0.0
+
+    @cached_property
+    def _has_host(self) -> bool:
+        devices = self.cluster.device_types(self.cluster.num_devices)
+        return all(device.host_bandwidth_bytes_s for device in devices)
+
     def _pieces_kept(self, point: JointPoint) -> float:
-        """Factor from the bytes that all blocks keep of one piece to those that one stage keeps."""
+        """Factor from the bytes that all blocks keep for one piece to a stage's for its pieces."""
         in_flight = float(min(point.stages, point.micro_batches))
         if point.pipeline == "gpipe":
             in_flight = point.micro_batches
@@ -179,7 +191,7 @@ class Estimator:
         return inside - hidden
 
     def _slowest_share(self, point: JointPoint, cost: PieceCost) -> float:
-        """Share of both passes' seconds in the slowest stage, with stages as even as possible."""
+        """Share of both passes' seconds in the slowest stage, for stages as even as possible."""
         rows = self.reader.batch // point.pieces
         share = recomputed_share(point, cost)
         key = point.cut, rows, point.recompute, share, point.stages
@@ -235,8 +247,8 @@ class Estimator:
         return [*parts, (share * size, (DATA_AXIS,), point.data)] if share else parts
 
     def _once(self, point: JointPoint, size: float) -> tuple[float, float]:
-        """Seconds of half an all-reduce of a stage's parameters over its replicas, and the seconds
-        that each message takes regardless of its bytes."""
+        """Seconds to reduce-scatter or all-gather a stage's parameters over its replicas once, and
+        the seconds that each message takes regardless of its bytes."""
         again = () if self._is_divided(point) else (REPLICA_AXIS, CONTEXT)
         rings = [
             (part, self._ring(point, (*axes, *again))) for part, axes, _ in self._parts(point, size)
@@ -245,8 +257,8 @@ class Estimator:
         return by_bytes + self._again(point, size), max(begin_s for _, (_, begin_s) in rings)
 
     def _again(self, point: JointPoint, size: float) -> float:
-        """Seconds of `_once` that all-reduce shards over further replicas, divided by the number of
-        ring passes: this sum is sent once, whatever ZeRO's stage and the micro-batches."""
+        """Seconds of `_once` to all-reduce shards over further replicas, divided by the number of
+        ring passes: this is sent once, whatever the ZeRO stage and the number of micro-batches."""
         if not self._is_divided(point):
             return 0.0
         rate, _ = self._ring(point, (REPLICA_AXIS, CONTEXT))
@@ -296,15 +308,10 @@ class Estimator:
 
     def _memory(self, point: JointPoint, cost: PieceCost) -> tuple[float, float]:
         """Peak bytes of the fullest stage, and its bytes of parameters, gradients and optimizer."""
-        sums, zero = cost.sums, point.zero
-        size = max(sums["parameters"] / point.stages, sums["largest parameters"])
-        kept = None
-        if self._update is not None:
-            kept = self._update.state_bytes / max(1, sum(self.reader.parameter_bytes))
-        state = sum(
-            sum(divided(state_bytes(part, cost.itemsize, self.precision, kept), zero, n).values())
-            for part, _, n in self._parts(point, size)
-        )
+        sums, states = cost.sums, self._states(point, cost)
+        state = sum(states.values())
+        if offloaded(point.offload)[1]:
+            state -= states["optimizer"]
         kept = sums["kept"]
         if point.recompute in REPEATING:
             share = recomputed_share(point, cost)
@@ -316,6 +323,18 @@ class Estimator:
         whole = whole_for_a_while(point.zero) * sums["largest parameters"]
         whole -= (1 - 1 / point.loss_chunks) * self.chunked_bytes(point)
         return state + kept + sums["workspace"] + whole, state
+
+    def _states(self, point: JointPoint, cost: PieceCost) -> dict[str, float]:
+        """Bytes of the fullest stage's parameters, gradients and optimizer states, by part."""
+        size = max(cost.sums["parameters"] / point.stages, cost.sums["largest parameters"])
+        kept = None
+        if self._update is not None:
+            kept = self._update.state_bytes / max(1, sum(self.reader.parameter_bytes))
+        states = [
+            divided(state_bytes(part, cost.itemsize, self.precision, kept), point.zero, devices)
+            for part, _, devices in self._parts(point, size)
+        ]
+        return {part: sum(state[part] for state in states) for part in states[0]}
 
 
 def recomputed_share(point: JointPoint, cost: PieceCost) -> float:
@@ -337,8 +356,8 @@ def filled(each_s: float, stages: int, micro_batches: int) -> float:
 
 
 def bottleneck(times: Sequence[float], stages: int) -> float:
-    """Smallest possible largest sum if `times` are cut into at most `stages` contiguous groups, to
-    a thousandth; by bisection over greedy cuts."""
+    """The least maximal sum when `times` are cut into at most `stages` contiguous groups, to a
+    thousandth; by bisection over greedy cuts."""
     low, high = max(max(times, default=0.0), sum(times) / stages), sum(times)
     if stages == 1:
         return high

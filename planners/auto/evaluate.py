@@ -1,4 +1,4 @@
-"""Full predictions of a point's step: simulated, or extrapolated for deep models."""
+"""Predictions of points by simulation, extrapolated for deep models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shardweave.planners.predict.predict import predict_plan, predicted_of
 
 @dataclass(eq=False)
 class Evaluator:
-    """Simulates points, each once. problems: by point, the error if it cannot be simulated."""
+    """Simulates points, each once. problems: by point that cannot be simulated, the error."""
 
     maker: PlanMaker
     simulated: dict[JointPoint, Predicted] = field(default_factory=dict[JointPoint, Predicted])
@@ -86,7 +86,7 @@ class Evaluator:
         return extrapolated(keeping, again, count / len(self.depths.names) - 1)
 
     def _extrapolated(self, plan: Plan, more_plan: Plan) -> Predicted:
-        """Predict a deep model's step from a plan for few of its blocks and one for more."""
+        """Predict a deep model's step from a plan for few of its blocks and a plan for more."""
         depths = self.depths
         assert depths.few is not None
         assert depths.more is not None

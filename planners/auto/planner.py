@@ -1,4 +1,4 @@
-"""plan_auto: plans a program for a cluster by the joint search."""
+"""The planner `auto`: plans a program for a cluster by a joint search."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ MOST_WHOLE = 3
 """Simulations of a deep model with all its blocks, per candidate that the plan lists."""
 
 CLOSE = 0.03
-"""Relative difference up to which plans of a few more layers than `DEEP` are held against each
-other by their whole programs: extrapolated steps of a GPT of 12 layers under ZeRO 3 took 2.4% less
+"""Relative difference up to which plans are compared by simulations of the whole model, if it has a
+few more layers than `DEEP`: extrapolated steps of a GPT of 12 layers under ZeRO 3 took 2.4% less
 than whole ones."""
 
 FEW_LAYERS, MANY_LAYERS = 16, 48
-"""Most blocks with which all listed plans are simulated in full, and most with which plans with
+"""Most blocks for which all listed plans are simulated in full, and most for which plans with
 stages are: ten blocks take a second, three with stages."""
 
 AUTO_DEFAULTS = AutoOptions()
@@ -144,7 +144,7 @@ def _name_of(cluster: Cluster, name: str, options: AutoOptions) -> str:
 
 
 Rival = tuple[str, Callable[[], Plan], Predicted]
-"""Another planner's plan: its name, a function that plans the whole program, its prediction."""
+"""Another planner's plan: a name, a function that plans the whole program, a prediction."""
 
 
 def proposed(search: JointSearch, options: AutoOptions) -> Iterator[Rival]:
@@ -192,7 +192,7 @@ def proposed(search: JointSearch, options: AutoOptions) -> Iterator[Rival]:
 
 
 def _joined_bytes(search: JointSearch) -> int:
-    """Bucket bytes of the fastest fitting point whose buckets are not the default; 0 if none."""
+    """Bucket bytes of the fastest fitting point with other buckets than the default; 0 if none."""
     sizes = (point.buckets for point, predicted in search.seen if predicted.fits)
     return next((size * 2**20 for size in sizes if size != BUCKETS[0]), 0)
 
@@ -287,7 +287,7 @@ def _by_time(row: Candidate) -> tuple[bool, float]:
 
 
 def _too_early(search: JointSearch, rows: list[Candidate]) -> str:
-    """Error message for a search that ended before any plan fitted, with its smallest memory."""
+    """Error message for a search that ended before any plan fitted, with the least memory seen."""
     nearest = min((row.predicted for row in rows), key=lambda p: p.peak_bytes, default=None)
     came = (
         ""

@@ -1,4 +1,4 @@
-"""Plans of points of the joint space: Megatron's shardings, AMP's exact cuts, and other fields."""
+"""Conversion of points of the search space to plans, with Megatron's shardings and AMP's cuts."""
 
 from __future__ import annotations
 

@@ -26,13 +26,8 @@ MOST_OASES = 2
 """Most meshes that Oases plans for: those of the fastest points with a tensor axis."""
 
 
-REFINED = 16
-"""Assignments of degrees that Oases simulates per mesh: with few blocks enough to reach a local
-optimum, with many the best ones by its chain model."""
-
-
 Make = Callable[[Program], Plan]
-"""Plans the program or a version of it with fewer blocks, always in the same way."""
+"""Function that plans the program, or a version of it with fewer blocks, in the same way."""
 
 
 def proposals(
@@ -68,7 +63,7 @@ def proposals(
         yield (
             f"oases on {tensor_mesh}",
             lambda program, on=tensor_mesh: plan_oases(
-                program, on, cluster=cluster, precision=precision, refine=REFINED
+                program, on, cluster=cluster, precision=precision
             ),
         )
 
@@ -80,7 +75,7 @@ def _amp(evaluator: Evaluator, cluster: Cluster, mesh: Mesh | None, precision: s
 
 
 def _axonn(depths: Depths, cluster: Cluster, mesh: Mesh | None, precision: str) -> Make:
-    """AxoNN as a function that plans any depth, on a grid chosen once for the whole model."""
+    """Return a function that plans any depth by AxoNN, on a grid chosen for the whole model."""
 
     @cache
     def grid() -> Mesh:

@@ -1,10 +1,10 @@
-"""Costs of a program's blocks under each partition of the joint space, each read once.
+"""Costs of a program's blocks under each partition of the search space, each computed once.
 
-`cuts` lists the partitions. Recomputation and cuts into stages change no block's own cost, and need
+`cuts` lists the partitions. Recomputation and pipeline stages change no block's own cost, and need
 no partition of their own.
 
-For a model of many equal blocks, a program with a few of them is read (`prepare/fewer_blocks`), and
-its middle block stands for the blocks that were removed: exact if blocks are equal.
+For a model of many equal blocks, a program with a few of them (`prepare/fewer_blocks`) is used
+instead, and its middle block stands for the removed ones: exact if blocks are equal.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.zero import DATA_AXIS
 
 FEW = 3
-"""Blocks of the program read for a deep model: the first, one for all others, the last."""
+"""Blocks of the short program for a deep model: the first, one for all others, the last."""
 
 MORE = 6
-"""Blocks of the second program, for extrapolation: two for each kind of stage."""
+"""Blocks of a second, longer program, for extrapolation: two for each kind of stage."""
 
 ROWS_READ = (1, 4)
 """Rows (samples) of a micro-batch for which a deep model's costs are read; others are interpolated,
 because large ops take time linear in the rows. For other models all are read."""
 
 RECENT_FEW = 48
-"""Most programs with few blocks to remember, about 2 MB each: simulations reuse the programs that
-costs were read from."""
+"""Most programs with few blocks to cache, about 2 MB each: simulations reuse the programs from
+which costs were read."""
 
 REPEATING = ("layer", "after-communication")
 """Policies that recompute a known share of each block's forward pass, so that the block's costs
-give the cost of recomputation. Other policies need programs of their own."""
+tell the cost of recomputation. Other policies need partitions of their own."""
 
 DEEP = 8
-"""Most equal blocks of a model that is read whole; deeper ones are read by a few blocks."""
+"""Most equal blocks with which a model is read whole; a deeper one is read by a few blocks."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Depths:
 
     @property
     def copies(self) -> Mapping[str, tuple[str, ...]]:
-        """The blocks that the program read lacks, by the name of the equal block that it has."""
+        """Maps each block of the program read to the equal blocks that it stands for."""
         return {self.names[FEW - 2]: self.names[FEW - 1 : -1]} if self.is_deep else {}
 
     def deepened(self, work: Workload) -> Workload:
@@ -157,7 +157,7 @@ class PieceCost:
 
     def passes_s(self, recompute: str, share: float = 1.0) -> list[float]:
         """Seconds of both passes of each block, with all messages exposed. share: fraction of the
-        repeated blocks that policy `recompute` applies to, spread evenly over them."""
+        repeated blocks to which policy `recompute` applies, spread evenly over them."""
         rows = zip(
             self.forward_s,
             self.backward_s,
@@ -181,7 +181,7 @@ class PieceCost:
 
 @dataclass(eq=False)
 class CostReader:
-    """Reads costs of a program on a cluster, each partition once.
+    """Computes costs of a program's blocks on a cluster, for each partition once.
 
     num_partitions: number of partitions made so far.
     """
@@ -226,7 +226,7 @@ class CostReader:
         return self._expert_shares[cut]
 
     def cost(self, cut: ReplicaCut, rows: int, recompute: str = "none") -> PieceCost:
-        """Costs of `rows` samples under a cut. Raises ValueError if it cannot be partitioned."""
+        """Costs of `rows` samples, with the replica sharded as `cut`. ValueError if impossible."""
         recompute = "none" if recompute in REPEATING else recompute
         key = cut, rows, recompute
         if key not in self._known:
@@ -280,7 +280,7 @@ class CostReader:
 
 
 def _around(rows: int, read: Sequence[int]) -> tuple[int, int]:
-    """The two entries of `read` around `rows`, or the nearest two."""
+    """The two entries of `read` on both sides of `rows`, or the nearest two."""
     place = min(max(1, bisect_left(read, rows)), len(read) - 1)
     return read[place - 1], read[place]
 

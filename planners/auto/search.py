@@ -36,10 +36,10 @@ from shardweave.planners.auto.reader import REPEATING
 from shardweave.planners.auto.space.point import DIMENSIONS, ORDERS, JointPoint, plainness
 from shardweave.planners.auto.space.space import JointSpace
 from shardweave.planners.cost.quantity import counted, seconds_text
-from shardweave.planners.plan.plan_parts import Predicted
+from shardweave.planners.plan.plan_parts import OFFLOAD, Predicted
 
 STARTS = 3
-"""Number of fastest points whose neighbours are simulated: several find what one misses."""
+"""Number of fastest points whose neighbours are simulated, since one may be a local optimum."""
 
 MAY_FIT = 2.0
 """Largest estimated memory of a point to simulate, as a multiple of the capacity: estimates of
@@ -52,16 +52,15 @@ layer in little memory had estimates of 1.2 times the capacity."""
 
 NEAR = 1.3
 """Points up to this factor slower than the fastest, or larger than the memory, are simulated under
-other schedules too: for a small GPT in tight memory the best plan was such an order."""
+other schedules too: for a small GPT in tight memory such a plan was the best."""
 
 FAR = 1.2
 """Values of a dimension whose best estimate exceeds the overall best by this factor are not
 simulated in step 2, which leaves more simulations to the neighbours of the fastest."""
 
 TRUSTED = 1.1
-"""Factor for deep models, whose ops are large, so that estimates exceed steps by at most about 10%:
-values of a dimension and neighbours whose estimates exceed the best by more wait until all others
-were simulated."""
+"""Factor for deep models, whose estimates exceed steps by at most about 10% since their ops are
+large: points with estimates above the best by more wait until all others were simulated."""
 
 COLLECT_EACH, COLLECT_EACH_DEEP = 16, 64
 """Simulations between two garbage collections. Python's own would run while programs are built and
@@ -69,33 +68,33 @@ alive, and take a third of a small model's simulation; without any, programs, wh
 would never be freed. A deep model's programs of few blocks are small."""
 
 FILLED_LATE = ("1f1b", "gpipe")
-"""Orders of micro-batches that fill and drain the pipeline with whole passes."""
+"""Orders of micro-batches whose pipelines fill and drain with whole passes."""
 
 FILLING = "zero-bubble"
-"""The order that fills bubbles: neighbours with bubbles are also simulated under it at once,
-because their estimates, which assume 1f1b, would rank them late."""
+"""The order that fills bubbles, tried at once where there are bubbles: estimates assume 1f1b."""
 
 BALANCED = "zero-bubble-v"
-"""The order that puts the first and the last stage on one device, which balances memory: fast
-points with stages that do not fit are also simulated under it at once. The fastest plans of a GPT
-with a large vocabulary use it; plans without stages took a sixth longer."""
+"""The order that places the first and the last stage on one device, which balances memory: fast
+points with stages that do not fit are also simulated under it at once."""
 
 PATIENCE = 4
-"""Factor on the allowed simulations while no plan fits: 2 of 1,729 plans of a U-Net fitted."""
+"""Factor on the simulations while no plan fits: 2 of 1,729 plans of a U-Net fitted."""
 
 LATE = 8
-"""A simulation that finds a faster plan allows a further eighth of the simulations after it: for a
-GPT in little memory the 64th found the first good plan with stages, the 66th its best order."""
+"""A simulation that finds a faster plan allows a further eighth of the simulations after it."""
 
-SPARING = {"loss_chunks": (4, 16), "offload": ("inputs", "all")}
+SPARING = {"loss_chunks": (4, 16), "offload": OFFLOAD[1:]}
 """Dimensions that only save memory, and the values to try, the fastest first."""
 
 NOTABLE = 0.05
 """Least saving, as a share of the memory, for which `SPARING` is tried."""
 
+_Estimates = dict[JointPoint, PointEstimate]
+_Ranks = dict[JointPoint, tuple[object, ...]]
+
 
 class OutOfTime(Exception):
-    """The time limit or the number of simulations is reached."""
+    """Raised when the time limit or the limit of simulations is reached."""
 
 
 @dataclass(eq=False)
@@ -104,7 +103,8 @@ class JointSearch:
 
     estimates: of all points that can be partitioned and whose training state fits. stopped: reason
     for ending early, or empty. refused: number of points that cannot be sharded. too_large: number
-    of points whose training state alone does not fit. least_state_bytes: smallest training state.
+    of points whose training state alone does not fit; over: without optimizer states, it does.
+    least_state_bytes: smallest training state.
     """
 
     space: JointSpace
@@ -114,18 +114,15 @@ class JointSearch:
     simulate: int
     deadline_s: float
     tell: Callable[[str], None] | None = None
-    estimates: dict[JointPoint, PointEstimate] = field(
-        default_factory=dict[JointPoint, PointEstimate]
-    )
+    estimates: _Estimates = field(default_factory=_Estimates)
     stopped: str = ""
     refused: int = 0
     too_large: int = 0
+    over: _Estimates = field(default_factory=_Estimates)
     least_state_bytes: float = float("inf")
     _waiting: list[JointPoint] = field(default_factory=list[JointPoint])
     _least_s: float = math.inf
-    _ranks: dict[JointPoint, tuple[object, ...]] = field(
-        default_factory=dict[JointPoint, tuple[object, ...]]
-    )
+    _ranks: _Ranks = field(default_factory=_Ranks)
     _best: tuple[int, tuple[JointPoint, Predicted] | None] = (0, None)
 
     def run(self) -> None:
@@ -209,6 +206,8 @@ class JointSearch:
             self.least_state_bytes = min(self.least_state_bytes, estimate.state_bytes)
             if estimate.state_bytes > self.capacity:
                 self.too_large += 1
+                if estimate.state_bytes - self.estimator.host_bytes(point) <= self.capacity:
+                    self.over[point] = estimate
                 continue
             self.estimates[point] = estimate
             if estimate.memory_bytes <= self.capacity:
@@ -216,7 +215,7 @@ class JointSearch:
 
     def _waits(self, point: JointPoint) -> bool:
         """True if a deep model's point is put off because its twin is too slow by its estimate. The
-        twin sends as much, computes no more, and needs no partition of its own."""
+        twin is a similar point that sends as much, computes no more, and needs no own partition."""
         limit_s = self.best[1].time_s if self.best else self._least_s
         if not self.evaluator.depths.is_deep or math.isinf(limit_s):
             return False
@@ -272,7 +271,7 @@ class JointSearch:
                     break
 
     def _see_one(self) -> None:
-        """Simulate the best estimate so far, if nothing has been simulated."""
+        """Simulate the point with the best estimate, if nothing has been simulated."""
         for point in self._by_estimate(self.estimates)[:STARTS]:
             if self.evaluator.simulated:
                 return
@@ -341,8 +340,8 @@ class JointSearch:
 
     def _recompute_less(self) -> None:
         """Bisect the fewest recomputed layers per stage that fit, for the fastest points that
-        recompute, while there is time. Assumes that more layers take longer and fit too. These few
-        simulations may exceed the allowed number."""
+        recompute, while there is time. Assumes that more layers take longer, and fit if
+        fewer do. These few simulations may exceed the allowed number."""
         again = [p for p, predicted in self.seen if predicted.fits and p.recompute != "none"]
         for point in again[:STARTS]:
             fewer = self.space.fewer_layers(point)
@@ -376,17 +375,18 @@ class JointSearch:
     def _lacking(self, dimension: str) -> list[JointPoint]:
         limit_s = self.best[1].time_s if self.best else math.inf
         times_s, simulated = dict[JointPoint, float](), self.evaluator.simulated
-        for point in {**self.estimates, **simulated}:
+        estimates = self.estimates if self.best else {**self.over, **self.estimates}
+        for point in {**estimates, **simulated}:
             seen, spared = simulated.get(point), self.estimator.spared_bytes(point, dimension)
-            peak = seen.peak_bytes if seen else self.estimates[point].memory_bytes
-            time_s = seen.time_s if seen else self.estimates[point].time_s
+            peak = seen.peak_bytes if seen else estimates[point].memory_bytes
+            time_s = seen.time_s if seen else estimates[point].time_s
             fits_only_so = peak - spared <= self.capacity < peak
             if time_s < limit_s and fits_only_so and spared > NOTABLE * self.capacity:
                 times_s[point] = time_s
         return sorted(times_s, key=times_s.__getitem__)[:STARTS]
 
     def _see_rest(self) -> None:
-        """Simulate all points that may win; those that `_waits` put off come last."""
+        """Simulate all points that may be the fastest; those that `_waits` put off come last."""
         self._see_left()
         self._estimate_waiting(may_wait=False)
         self._see_left()
@@ -419,7 +419,7 @@ class JointSearch:
         return point in self.evaluator.simulated or point in self.evaluator.problems
 
     def _may_win(self, point: JointPoint) -> bool:
-        """True if a point may fit and be faster than the best, by its estimate and bounds."""
+        """True if a point may fit and be the fastest, by its estimate and bounds."""
         key = point
         if key not in self.estimates:
             try:

@@ -1,4 +1,4 @@
-"""Report of a search: its points, the gain from each choice, and reasons for an empty result."""
+"""Report of a search: points seen, the gain from each choice, reasons for an empty result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def looked_at(search: JointSearch) -> Iterator[str]:
         f"{counted(len(points), 'point of the joint space', 'was')} estimated from the blocks of "
         f"{counted(reader.num_partitions, 'partition')} and {counts} simulated; "
         + (
-            "no other can be faster, by its bound"
+            "no other can be faster, by its lower bound"
             if search.is_exact
             else f"others may be faster: {search.stopped or 'their bounds are lower'}"
         )
@@ -57,7 +57,7 @@ def sorted_values(values: dict[str, None]) -> list[str]:
 
 
 def over_own(search: JointSearch, best: Candidate) -> Iterator[str]:
-    """Yield how much faster another planner's plan is than the fastest point of `auto`'s space."""
+    """Yield by how much another planner's plan is faster than the fastest point of `auto`."""
     own = next(((point, p) for point, p in search.seen if p.fits), None)
     if own is None:
         yield f"{best.name} fits, and no point of the joint space that was simulated does"
@@ -72,7 +72,7 @@ def worth(search: JointSearch, point: JointPoint, best: Predicted) -> Iterator[s
     value and why it is slower."""
     for name, value in search.space.constraints.fixed.items():
         if not point.chooses(name):
-            yield f"{name}={value} was asked for, and makes no difference to this plan"
+            yield f"{name}={value} was asked for, but makes no difference to this plan"
     for name in filter(point.chooses, DIMENSIONS):
         others = [(p, q) for q, p in search.seen if p.fits and q.value(name) != point.value(name)]
         if not others:
@@ -141,7 +141,7 @@ def _ways_out(search: JointSearch) -> Iterator[str]:
 
 
 def _like(search: JointSearch, *, without: str = "", has_mesh: bool = True) -> JointSpace:
-    """Copy the space without the constraints on one dimension, or without the mesh."""
+    """Copy the search space without the constraints on one dimension, or without the mesh."""
     old = search.space
     reader, mesh = search.estimator.reader, old.mesh if has_mesh else None
     constraints = old.constraints.without(without)

@@ -1,10 +1,11 @@
 """AxoNN's communication model: Equations 1 to 10, for all grids of devices at once.
 
-A grid is (Gx, Gy, Gz, Gdata), x innermost in the order of ranks. Of a layer O = I W, I is m x k,
-of which a data group has m rows and z cuts them, k is cut by y; W is k x n, k cut by y, n by x,
-and what is left of it stored in shards over z. Every other layer is transposed: there x and y
-change places. Source: Singh et al., arXiv 2305.13525, section 5. All functions take grids as an
-array of shape (grids, 4) and return one number per grid; they are linear in layers x grids.
+A grid is (Gx, Gy, Gz, Gdata), x innermost in the order of ranks. A layer O = I W has an input I of
+m x k and a weight W of k x n. z shards the m rows that I has in a data group, y shards k, and x
+shards n; each device's shard of W is stored in further shards over z. Every other layer is
+transposed: in it x and y swap roles. Source: Singh et al., arXiv 2305.13525, section 5. All
+functions take grids as an array of shape (grids, 4) and return one number per grid; they take time
+linear in layers x grids.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from shardweave.planners.cost.degrees import divisors
 
 AXES = ("x", "y", "z", "data")
-"""The axes of a grid, the innermost first."""
+"""The axes of a grid, innermost first."""
 
 Grids = NDArray[np.int64]
 Numbers = NDArray[np.float64]
@@ -53,8 +54,8 @@ class Volumes:
     """Elements that a device sends for one layer, by collective (Equations 1 to 5).
 
     gather_z: of the weight W, before the forward product. reduce_y: of the output O. reduce_x: of
-    the input's gradient. scatter_z: of the weight's gradient. reduce_data: of the same, among data
-    groups. In a transposed layer `reduce_y` is over x and `reduce_x` over y.
+    the input's gradient. scatter_z: of the weight's gradient. reduce_data: of the same gradient,
+    among data groups. In a transposed layer `reduce_y` is over x and `reduce_x` over y.
     """
 
     gather_z: Numbers
@@ -108,7 +109,7 @@ class AxisLinks:
 
 
 def agnostic_links(grids: Grids, bandwidth: float) -> AxisLinks:
-    """Give all axes one bandwidth, in elements per second, so that volume alone ranks grids."""
+    """Give all axes one bandwidth, in elements per second: volume alone then ranks grids."""
     return AxisLinks(np.full((4, len(grids)), 1 / bandwidth), np.zeros((4, len(grids))))
 
 

@@ -1,4 +1,4 @@
-"""plan_axonn: AxoNN's grid of x, y, z and data for a program and a cluster."""
+"""The planner `axonn`: AxoNN's grid of x, y, z and data for a program and a cluster."""
 
 from __future__ import annotations
 
@@ -143,13 +143,14 @@ def model_of(program: Program, workload: Workload, precision: str = "") -> Model
 
 
 def axonn_layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[LinearLayer]:
-    """Convert a program's linear maps to AxoNN's layers, in order, given its pairs' cuts.
+    """Convert a program's linear maps to AxoNN's layers, in order. pairs: shardings over x, by
+    weight.
 
-    Maps that x cuts along their outputs begin a pair of column- and row-parallel maps
-    (`planners.structure.structure`); maps that x cuts along their inputs end it and are the
-    transposed layers. So y cuts the stream that pairs read from and add to, and x cuts values
+    Maps that x shards along their outputs begin a pair of column- and row-parallel maps
+    (`planners.structure.structure`); maps that x shards along their inputs end it and are the
+    transposed layers. So y shards the residual stream that pairs read from and add to, and x values
     inside a pair, which is AxoNN's alternation wherever layers follow each other. A map in no pair
-    is a layer of its own: y cuts its inputs, and x leaves it whole.
+    is a layer of its own: y shards its inputs, and x does not shard it.
     """
     layers: list[LinearLayer] = []
     blocks = blocks_of(program)
@@ -171,12 +172,12 @@ def axonn_layers_of(program: Program, pairs: Mapping[SSAValue, Cut]) -> list[Lin
 
 
 def _widest_pairs(program: Program) -> dict[SSAValue, Cut]:
-    """Find the pairs that degree 2 or 3 cuts, whichever cuts more: all that can be cut."""
+    """Return the pairs that degree 2 or degree 3 shards, whichever shards more parameters."""
     return max((parallel_pairs(program, "x", size) for size in (2, 3)), key=len)
 
 
 def _divisibility(program: Program) -> Callable[[Grid], bool]:
-    """Return a predicate on grids: data and z divide the batch, x all pairs, y their other side."""
+    """Return a predicate on grids: data and z divide the batch, x all pairs, y their other dims."""
     widest = _widest_pairs(program)
     batches = {
         shape_of(slot.value)[0]
@@ -206,7 +207,7 @@ def _divisibility(program: Program) -> Callable[[Grid], bool]:
 
 
 def _stream_side(linear: LinearMap, pairs: dict[SSAValue, Cut]) -> int:
-    """Index of the factor that y cuts: n if x cuts k, else k."""
+    """Factor of a map's rule that y shards: the outputs if x shards the inputs, else the inputs."""
     is_transposed = linear.is_contracted_in(pairs.get(linear.parameter, ()))
     return linear.produced if is_transposed else linear.contracted
 
@@ -227,7 +228,7 @@ def _candidate(ranked: Ranked, compute_s: float, capacity: float) -> Candidate:
 
 
 def _plan(program: Program, grid: Grid, checkpointing: bool) -> Plan:
-    """The shardings of a grid; what does not divide stays whole, and is noted."""
+    """Make the plan of a grid; what does not divide stays replicated, with a note."""
     x, y, z, data = grid
     notes: list[str] = []
     pairs = parallel_pairs(program, "x", x) if x > 1 else {}
@@ -264,7 +265,7 @@ def _plan(program: Program, grid: Grid, checkpointing: bool) -> Plan:
 
 
 def _keeping(plan: Plan, budget: int | None) -> Plan:
-    """The plan with the pass that keeps gathered weights, of so many bytes at most."""
+    """Add to a plan the pass that keeps gathered weights, of at most `budget` bytes."""
     parts = PlanPasses.of(plan)
     keep = DeleteRedundantCollectivesPass(budget=budget, kind="all_gather")
     passes = (*parts.partitioning, *parts.recomputation, keep, *parts.finishing)
@@ -274,7 +275,7 @@ def _keeping(plan: Plan, budget: int | None) -> Plan:
 def _cut_by_y(
     cuts: dict[SSAValue, Cut], parameter: SSAValue, cut: Cut | None, y: int, notes: list[str]
 ) -> None:
-    """Cut a parameter by y too, unless x cuts that dim already."""
+    """Shard a parameter over y too, unless x shards the same dim; a note says so if it cannot."""
     if y == 1:
         return
     known = cuts.get(parameter, ((),) * len(shape_of(parameter)))
@@ -286,7 +287,7 @@ def _cut_by_y(
 
 
 def _stored(cut: Cut, shape: tuple[int, ...], z: int) -> Cut:
-    """Add z to a cut, within the shards of the longest dim that it divides."""
+    """Add z to a sharding, inside the existing shards of the longest dim that z divides."""
     if z == 1:
         return cut
     spans = [

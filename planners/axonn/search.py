@@ -1,8 +1,8 @@
-"""Ranking all grids of a cluster's devices by AxoNN's model, with what it leaves out.
+"""Ranking of all grids of a cluster's devices by AxoNN's model, extended and corrected.
 
-The corrected model counts bytes, latency, the bandwidth that a ring of each size and place has
-on the cluster, collectives that recomputation repeats, gathers that are kept, and memory, which
-must fit. Literal mode is the paper's equations alone.
+The corrected model counts bytes, latency, the bandwidth of a ring by its size and place on the
+cluster, collectives that recomputation repeats, gathered weights that are kept, and memory, which
+must suffice. Literal mode is the paper's equations alone.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from shardweave.planners.plan.plan_parts import PlanError
 
 @dataclass(frozen=True)
 class Model:
-    """The model for which a grid is chosen.
+    """The model (neural network) for which a grid is chosen, in numbers.
 
-    itemsize: bytes of a sent element. state_bytes: bytes of memory per element of a weight, over
-    all that is stored in shards: weight, gradient and optimizer state. other_bytes: the same, in
-    all, for parameters outside the layers. kept_bytes: bytes that a step without recomputation
-    keeps for its backward pass, for the whole batch, on all devices.
+    itemsize: bytes of a sent element. state_bytes: bytes per element of a weight that is stored in
+    shards: weight, gradient and optimizer state. other_bytes: bytes of these, in all, for
+    parameters outside the layers. kept_bytes: bytes that a step without recomputation keeps for its
+    backward pass, for the whole batch, on all devices.
     """
 
     layers: tuple[LinearLayer, ...]
@@ -49,7 +49,7 @@ class Model:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the model that have linear layers."""
+        """Number of the model's blocks that have linear layers."""
         return len({layer.block for layer in self.layers})
 
 
@@ -139,7 +139,7 @@ def rank_grids(
 
 
 def distinct(layers: Iterable[LinearLayer]) -> list[LinearLayer]:
-    """Merge equal layers; the number of each is in `repeats`."""
+    """Merge equal layers; `repeats` counts them."""
     counts: Counter[LinearLayer] = Counter()
     for layer in layers:
         counts[replace(layer, block="", repeats=1)] += layer.repeats

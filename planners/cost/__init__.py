@@ -1,1 +1,1 @@
-"""Cost of a step: cluster, links, op cost, memory by liveness, simulator, pipelines."""
+"""Costs of a step: clusters, their links, seconds of ops, memory by liveness."""

@@ -1,7 +1,7 @@
-"""Cluster that a program runs on: device types, nodes of devices, and the links between them.
+"""Clusters that programs run on: device types, nodes of devices, and the links between them.
 
-Ranks are placed in order: rank r of a mesh is device r of the cluster, node by node, so that
-the mesh's last axis stays within a node for as long as it fits.
+Rank r of a mesh is device r of the cluster, counted node by node, so that the mesh's last axis
+stays within a node as long as it fits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import accumulate
 
 Points = tuple[tuple[float, float], ...]
-"""A curve as (x, y) with growing x > 0; between points it is interpolated on log axes."""
+"""A curve as (x, y) pairs with growing x > 0; values in between are interpolated on log axes."""
 
 
 class ClusterError(ValueError):
@@ -84,7 +84,7 @@ class NodeType:
     """Group of `count` equal nodes.
 
     device: name of the nodes' device type. devices: number on each node. bandwidth_bytes_s,
-    latency_s: a device's link to the others of its node, one direction. islands: faster links
+    latency_s: of a device's link to the others of its node, one direction. islands: faster links
     between neighbours, smallest island first. rings: measured bandwidths of rings of devices, which
     take precedence over the links. nics: number of network adapters (NICs) of a node.
     nic_bandwidth_bytes_s: bandwidth of each NIC, one direction.
@@ -155,7 +155,7 @@ class Cluster:
     collectives: tuple[CollectiveTimes, ...] = ()
 
     def slowdown_beside(self, *, is_inside: bool) -> float:
-        """Factor on compute time during a message. is_inside: the message stays within a node."""
+        """Factor on compute time while a message is sent. is_inside: within a node."""
         return (is_inside and self.node_overlap_slowdown) or self.overlap_slowdown
 
     def message_work_s(self, size_bytes: float) -> float:
@@ -277,7 +277,7 @@ def on_devices(cluster: Cluster, devices: Sequence[int]) -> PlacedCluster:
 
 
 def likeness(cluster: PlacedCluster) -> Hashable:
-    """Key that is equal for two clusters whose ranks are connected alike, on whatever nodes."""
+    """Key that is equal for two clusters whose ranks have the same links, on whichever nodes."""
     places = [cluster.place(rank) for rank in range(cluster.num_devices)]
     numbers = {node: index for index, node in enumerate(dict.fromkeys(node for node, _ in places))}
     return tuple((numbers[node], cluster.node_type(node), place) for node, place in places)

@@ -1,4 +1,4 @@
-"""Clusters as YAML: reading says in one line what is missing, unknown or not a number."""
+"""Clusters in YAML files; an error says in one line what is missing, unknown or not a number."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ T = TypeVar("T")
 
 WHAT_TO_WRITE = {
     "name": "a word",
-    "devices": "device types by name, or of a node how many it has, such as 8",
+    "devices": "device types by name or, for a node, the number of its devices, such as 8",
     "nodes": "a list of node types, each with 'device' and 'devices'",
     "device": "the name of one of the device types",
-    "count": "how many such nodes there are, such as 4",
+    "count": "the number of such nodes, such as 4",
     "flops": "peak FLOP/s by dtype, such as {float32: 35.6T, bfloat16: 71T}",
     "memory_bytes": "the memory of one device, such as 24GiB",
-    "memory_bandwidth_bytes_s": "what it reads and writes per second, such as 936GB/s",
-    "bandwidth_bytes_s": "what one device sends to its node per second, such as 32GB/s",
-    "latency_s": "the seconds of one message, such as 5us",
-    "network_latency_s": "the seconds of one message between nodes, such as 10us",
-    "nics": "how many network adapters a node has, such as 1",
-    "nic_bandwidth_bytes_s": "what one of them sends per second, such as 100Gbit/s",
-    "overhead_s": "the seconds that any op costs, such as 5us",
-    "issue_s": "the seconds of the host for each op that it issues, such as 10us",
+    "memory_bandwidth_bytes_s": "the bandwidth of one device's memory, such as 936GB/s",
+    "bandwidth_bytes_s": "the bandwidth between devices of a node, such as 32GB/s",
+    "latency_s": "the latency of a message within a node, such as 5us",
+    "network_latency_s": "the latency of a message between nodes, such as 10us",
+    "nics": "the number of network adapters of a node, such as 1",
+    "nic_bandwidth_bytes_s": "the bandwidth of one network adapter, such as 100Gbit/s",
+    "overhead_s": "the fixed time of every op, such as 5us",
+    "issue_s": "the host's time to issue one op, such as 10us",
     "efficiency": "[FLOPs, share of the peak] pairs, such as [[1e9, 0.3], [1e11, 0.8]]",
-    "unaligned_slowdown": "how many times longer such a product takes, such as 3",
-    "aligned_bytes": "of which rows are to be a multiple, such as 16",
+    "unaligned_slowdown": "the factor on the time of a product with unaligned rows, such as 3",
+    "aligned_bytes": "the bytes of which aligned rows are a multiple, such as 16",
     "attention_efficiency": "[FLOPs, share of the peak] pairs, such as [[1e9, 0.2], [1e12, 0.6]]",
     "op_times": "[work, seconds] pairs by op, such as {aten.mm: [[1e6, 1e-4], [1e9, 0.02]]}",
-    "measured": "seconds by signature of an op",
-    "host_bandwidth_bytes_s": "what it copies to the host's memory per second, such as 25GB/s",
+    "measured": "measured seconds by an op's signature",
+    "host_bandwidth_bytes_s": "the bandwidth of copies to host memory, such as 25GB/s",
     "islands": "a list of {devices, bandwidth_bytes_s}, smallest first",
     "rings": "a list of {stride, ranks, bandwidth_bytes_s}",
-    "stride": "how many places lie from one device of the ring to the next, such as 1",
-    "overlap_slowdown": "how many times longer compute takes beside communication, such as 1.1",
-    "node_overlap_slowdown": "the same beside communication within a node, such as 1.5",
-    "link_slowdown": "how many times longer communication takes beside compute, such as 1.1",
-    "start_overhead_s": "the seconds that starting a collective takes, such as 20us",
-    "start_bandwidth_bytes_s": "how fast its operands are copied, such as 5GB/s",
-    "message_overhead_s": "the seconds that either end spends on a message, such as 50us",
-    "message_bandwidth_bytes_s": "how fast either end copies a message, such as 1GB/s",
+    "stride": "the distance between neighbours in a ring, by index on the node, such as 1",
+    "overlap_slowdown": "the factor on compute time during communication, such as 1.1",
+    "node_overlap_slowdown": "that factor for communication within a node, such as 1.5",
+    "link_slowdown": "the factor on communication time during compute, such as 1.1",
+    "start_overhead_s": "the time to start a collective, such as 20us",
+    "start_bandwidth_bytes_s": "the bandwidth of copying a collective's operands, such as 5GB/s",
+    "message_overhead_s": "the time that sender and receiver each spend on a message, such as 50us",
+    "message_bandwidth_bytes_s": "the bandwidth of copying a message at either end, such as 1GB/s",
     "collectives": "a list of {kind, ranks, nodes, points}",
     "kind": "all_reduce, all_gather, reduce_scatter or all_to_all",
-    "ranks": "the size of the group, such as 2",
+    "ranks": "the number of ranks in the group, such as 2",
     "points": "[bytes, seconds] pairs",
 }
 
@@ -115,14 +115,14 @@ def cluster_text(cluster: Cluster) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuse keys that are given twice; YAML would keep the last."""
+    """YAML loader that refuses a key that is given twice; YAML's own keeps the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode) and key.value in keys:
                 raise yaml.constructor.ConstructorError(
-                    problem=f"'{key.value}' is there twice; leave one of them out",
+                    problem=f"'{key.value}' is given twice; remove one of them",
                     problem_mark=key.start_mark,
                 )
             if isinstance(key, yaml.ScalarNode):
@@ -200,8 +200,9 @@ class _Reader:
                 f"{where}: there is no dtype '{unknown}'; {did_you_mean(unknown, DTYPES)}write "
                 f"some of {', '.join(DTYPES)}."
             )
-        if not device.flops:
-            raise ClusterError(f"{where}: no peak FLOP/s is given; write {WHAT_TO_WRITE['flops']}.")
+        if not device.flops or not all(device.flops.values()):
+            hint = WHAT_TO_WRITE["flops"]
+            raise ClusterError(f"{where}: a peak FLOP/s above 0 is needed; write {hint}.")
 
     def check_node(self, cluster: Cluster, node: NodeType, where: str) -> None:
         if node.device not in cluster.devices:
@@ -266,7 +267,7 @@ class _Reader:
         return entries
 
     def inside(self, where: str, key: str) -> str:
-        """Path of a field for error messages: `FILE: nodes`, `FILE: nodes[0].count`."""
+        """Location of a field, for error messages: `FILE: nodes`, `FILE: nodes[0].count`."""
         return f"{where}: {key}" if where == self.name else f"{where}.{key}"
 
     def missing(self, key: str, where: str) -> ClusterError:

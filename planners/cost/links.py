@@ -1,6 +1,6 @@
-"""Bandwidth of communication on a cluster: rings of all groups at once, messages by pairs.
+"""Bandwidth of communication on a cluster: of rings, and of messages between pairs of ranks.
 
-The one place that knows how flows share NICs; `model.CostModel` makes seconds of it.
+Only this module models how messages share NICs; `model.CostModel` computes seconds from it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.cost.cluster import Cluster
 
 NODE_LINK = "node"
-"""The links of the devices to the others of their node."""
+"""The links between the devices of one node."""
 
 NETWORK_LINK = "network"
-"""The NICs."""
+"""The network adapters (NICs)."""
 
 
 HOST_LINK = "host"
-"""The link of a device to the memory of its host."""
+"""The link between a device and its host's memory."""
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ def memory_over_time(
 
 
 def _walk(program: Program, optimizer_multiplier: float | None, precision: str) -> Iterator[_Tally]:
-    """Yield one tally, updated in place, before the first op and then while each op runs."""
+    """Yield one tally, updated in place, before the first op and then for each op while it runs."""
     storages, created = storages_of(program)
     tally = _Tally()
     optimizer = 0.0
@@ -164,7 +164,10 @@ def _walk(program: Program, optimizer_multiplier: float | None, precision: str) 
             itemsize = dtype_of_value(value).itemsize
             state = state_bytes(size, itemsize, precision, optimizer_multiplier)
             optimizer += state["optimizer"]
-    tally.add("optimizer", round(optimizer))
+    if program.has_host_states:
+        tally.keep_on_host(round(optimizer))
+    else:
+        tally.add("optimizer", round(optimizer))
     yield tally
     dying: dict[int, list[Storage]] = {}
     for storage in (s for group in created for s in group):
@@ -226,7 +229,7 @@ def storages_of(program: Program) -> tuple[dict[SSAValue, Storage], list[list[St
 
 
 def held_by(op: Operation) -> Iterator[SSAValue]:
-    """Yield the values that an op keeps alive: its operands; for a wait, the collective's too."""
+    """Yield the values that an op keeps alive: its operands and, for a wait, the collective's."""
     yield from op.operands
     if isinstance(op, WaitOp):
         start = op.operands[0].owner

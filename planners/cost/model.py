@@ -91,9 +91,9 @@ def _type_text(value: SSAValue) -> str:
 class CostModel:
     """Prices the ops that one rank of `mesh` runs (a local program) on a cluster.
 
-    Each distinct op (name and types) is priced once, then looked up. cut_by: the mesh that the
-    program was partitioned for, if `mesh` has fewer devices. Raises ClusterError if `mesh` has
-    more devices than the cluster.
+    Each distinct op (name and types) is priced once, then looked up. cut_by: the mesh for which the
+    program was partitioned, if `mesh` has fewer devices. Raises ClusterError if `mesh` has more
+    devices than the cluster.
     """
 
     cluster: Cluster
@@ -166,7 +166,7 @@ class CostModel:
         return 1.0
 
     def _merging_s(self, op: Operation, device: DeviceType) -> float:
-        """Seconds to merge the partial results of an attention that is computed in pieces."""
+        """Seconds to merge an attention's partial results, where it is computed in parts."""
         if not is_positional(op):
             return 0.0
         pieces = num_pieces(op, self.cut_by or self.mesh)
@@ -224,8 +224,13 @@ class CostModel:
     def ring(self, op: DistOp) -> Ring:
         """The ring that a collective uses. Collectives that share a link run one after another."""
         if isinstance(op, HostCopyOp):
-            return Ring(1, 1, min(map(_host_bandwidth, self.devices)), 0.0, 1, (HOST_LINK,))
+            return Ring(1, 1, self.host_bandwidth_bytes_s, 0.0, 1, (HOST_LINK,))
         return self.ring_over(op.axes, all_pairs=KINDS[op.kind()].ALL_PAIRS)
+
+    @property
+    def host_bandwidth_bytes_s(self) -> float:
+        """Bandwidth of a device's link to its host; raises ClusterError if one has none."""
+        return min(map(_host_bandwidth, self.devices))
 
     def ring_over(self, axes: tuple[str, ...], *, all_pairs: bool = False) -> Ring:
         """The ring over some axes; see `links.ring_of`."""
@@ -257,7 +262,7 @@ def _flops(op: Operation) -> int:
 
 
 WIDEST_BYTES = 16
-"""Bytes of the widest load of a device: rows that are a multiple of it are always aligned."""
+"""Bytes of a device's widest load; rows whose bytes are a multiple of it are always aligned."""
 
 
 def _alignment(op: Operation) -> int:
@@ -275,8 +280,8 @@ def _alignment(op: Operation) -> int:
 
 
 def _row(value: SSAValue) -> int:
-    """Number of elements in a row of a matrix as it lies in memory: before a transpose, if any.
-    Dims that a view merges count as one row."""
+    """Number of elements in a row of a matrix in memory, which is before a transpose, if any. Dims
+    that a view merges count as one row."""
     row = shape_of(value)[-1]
     while isinstance(value.owner, Operation) and spec_of(value.owner).is_layout:
         if copies(value.owner):

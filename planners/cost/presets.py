@@ -1,4 +1,4 @@
-"""Clusters by name: the papers' and a few more, as YAML files beside this module."""
+"""Clusters by name: those of the papers and others, as YAML files beside this module."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _joined(names: str) -> Cluster:
 
 
 def cluster_to_order(cluster: str) -> Cluster:
-    """Load a cluster with its gaps filled in, for ordering a program's ops rather than pricing.
+    """Load a cluster for ordering a program's ops, with its gaps filled; not for predicted times.
 
     A dtype without a peak gets the device's lowest peak; an unknown link to the host gets the
     bandwidth of device memory. So a plan for a cluster can run in a dtype that its file does not
@@ -115,8 +115,8 @@ def _of_file(path: str | Path) -> Cluster:
     except OSError as error:
         raise ClusterError(
             f"cluster file '{path}' cannot be read: {error.strerror}; give the path of a file, "
-            f"or a preset: {', '.join(preset_names())}. A relative path, also the one in a "
-            "plan's 'cluster', starts in the working directory."
+            f"or a preset: {', '.join(preset_names())}. Relative paths, also in a "
+            "plan's 'cluster', start in the working directory."
         ) from error
 
 

@@ -6,7 +6,7 @@ import math
 import re
 
 GIB = 2**30
-"""Bytes."""
+"""Bytes of a GiB."""
 
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 _BINARY = {"ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
@@ -71,8 +71,8 @@ def _scale(word: str, unit: str) -> float | None:
 
 
 def counted(count: int, noun: str, verb: str = "") -> str:
-    """Count a noun: `1 point`, `3 points`; with verb `was`, `1 point was`, `3 points were`. Verbs
-    in s, as `needs`, work too."""
+    """Write a count with its noun: `1 point`, `3 points`; with verb `was`, `1 point was`, `3 points
+    were`. A verb in s, such as `needs`, loses it in the plural."""
     if count == 1:
         return f"1 {noun} {verb}".rstrip()
     head, of, tail = noun.partition(" of ")

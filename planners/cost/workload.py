@@ -1,8 +1,8 @@
-"""Work of a program's devices, block by block: read off once, used by all planners.
+"""The work of each block of a program, computed once for all planners.
 
-A *block* is a repeated module (`h.3`), or what stands before, between or after those. A global
-program gives the work of the whole batch on one device; a local one that of a
-rank, so that any degree of parallelism is read off the program that would really run.
+A *block* is a repeated module (`h.3`), or the ops before, between or after repeated modules. A
+global program gives the work of the whole batch on one device; a local one that of a rank, so that
+the work under any degree of parallelism is that of the program that would really run.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class BlockWork:
 
     @property
     def plan_names(self) -> tuple[str, ...]:
-        """Names of the block in a plan: its own name, or the names of its layers."""
+        """Names by which a plan refers to the block: its own, or those of its layers."""
         return (self.name,) if self.is_repeated else self.layers
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A parameter that two blocks use, `first` and later `second` (indices of blocks)."""
+    """A parameter that two blocks use. first, second: their indices, in forward order."""
 
     first: int
     second: int
@@ -168,7 +168,7 @@ def alone(cluster: Cluster, device: str) -> Cluster:
 
 @dataclass(eq=False)
 class _Tally:
-    """Counts of one block."""
+    """Counters of one block, filled while walking the program."""
 
     seconds: defaultdict[tuple[str, bool], float] = field(
         default_factory=lambda: defaultdict(float)
@@ -244,7 +244,7 @@ def _count_parameters(
 
 
 def _crossing(num_blocks: int, of_op: Mapping[Operation, int]) -> list[int]:
-    """For each block, bytes of forward results from up to that block that later blocks read."""
+    """For each block, bytes of forward results of it and earlier blocks that later blocks read."""
     last_use: dict[SSAValue, int] = {}
     for op, index in of_op.items():
         if phase_of(op) == "forward":

@@ -1,1 +1,1 @@
-"""The passes that carry a plan out."""
+"""Lowering of a program by a plan: the passes that carry the plan out."""

@@ -1,4 +1,4 @@
-"""Annotation of a program with a plan's shardings."""
+"""Pass `apply-plan`: annotates a program with a plan's shardings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from shardweave.planners.plan.zero import DATA_AXIS, REPLICA_AXIS
 
 
 def annotate_shardings(plan: Plan, program: Program) -> None:
-    """Annotate a program with a plan's shardings and stages. Raises PlanError if they misfit."""
+    """Annotate a program with a plan's shardings and stages. PlanError if they do not fit."""
     given = program.mesh
     mesh = Mesh(**plan.mesh) if given is None else given.refined(plan.mesh)
     if mesh != given:
@@ -48,7 +48,7 @@ def annotate_shardings(plan: Plan, program: Program) -> None:
 
 
 def _annotate_arguments(plan: Plan, program: Program, mesh: Mesh) -> None:
-    """Annotate arguments with stored shardings, and parameters that are gathered with used ones."""
+    """Annotate arguments with stored shardings, and gathered parameters also with used ones."""
     stored = argument_shardings(program, "param", plan.parameters, mesh)
     stored |= argument_shardings(program, "input", plan.inputs, mesh)
     program.set_argument_attributes("dist.sharding", stored)
@@ -139,7 +139,7 @@ def _divide_parameters(program: Program, mesh: Mesh, used: Collection[int]) -> N
 def divided_over(
     sharding: Sharding, shape: Sequence[int], axis: str, mesh: Mesh
 ) -> Sharding | None:
-    """Shard further over `axis`, along the first dim that divides; None if no dim does.
+    """Shard further over `axis`, along the first dim whose size divides; None if there is none.
 
     A dim that other axes shard unevenly is left, since DTensor stores no finer shards of it.
     """
@@ -190,7 +190,7 @@ def _annotate_ops(plan: Plan, program: Program, mesh: Mesh) -> None:
 
 
 def is_layer_output(op: Operation) -> bool:
-    """True if an op's only result is read by another layer in the forward pass."""
+    """True if an op has one result, which another layer reads in the forward pass."""
     if len(op.results) != 1:
         return False
     return any(

@@ -25,21 +25,21 @@ Passes = Iterable[ModulePass | str]
 
 
 def local_program(program: Program, plan: Plan) -> Program:
-    """Lower a program by a plan to the program of each rank, unverified. ValueError if misfit."""
+    """Lower a program by a plan to each rank's program, unverified. ValueError for a misfit."""
     return lowered(program, plan, PlanPasses.of(plan).passes)
 
 
 RECENT = 8
-"""Most programs that a search remembers. Consecutive plans differ little; programs of large models
+"""Most programs that a search caches. Consecutive plans differ little; programs of large models
 take about 50 MB each."""
 
 
 @dataclass(frozen=True)
 class Lowerings:
-    """Cache of the local programs of one global program, which plans may share.
+    """Cache of the local programs of one global program, by plan.
 
-    Plans that differ only in recomputation, offloading, cuts into stages, decomposed products and
-    orders of messages and micro-batches share a partition; plans that differ only in the order of
+    Plans that differ only in recomputation, offloading, stages, decomposed products, and orders of
+    messages and micro-batches share the partitioned program; plans that differ only in the order of
     messages also share the staged program. The cache keeps the `most` programs used last; None:
     all.
     """
@@ -50,7 +50,7 @@ class Lowerings:
 
     @staticmethod
     def of(program: Program | Lowerings) -> Lowerings:
-        """Return `program` if it is a Lowerings, else a new one for it that keeps all programs."""
+        """Return `program` if it is a Lowerings, else a new one of it, which keeps all programs."""
         return program if isinstance(program, Lowerings) else Lowerings(program)
 
     def local(self, plan: Plan) -> Program:
@@ -60,7 +60,7 @@ class Lowerings:
         return self._remembered(key, lambda: self._lowered(plan, PlanPasses.of(plan).finishing))
 
     def blocking(self, plan: Plan) -> Program:
-        """Cached local program of a plan without its schedule: each message is waited for."""
+        """Cached local program of a plan without its schedule: all its collectives block."""
         plan = _bare(plan)
         if plan.schedule:
             return self.local(plan)
@@ -100,8 +100,8 @@ class Lowerings:
 
 
 def _uncut(pipeline: Pipeline | None) -> Pipeline | None:
-    """Reduce a pipeline to what partitioning depends on: whether it has stages, the number of
-    micro-batches, and the devices of stages."""
+    """Reduce a pipeline to the fields that partitioning depends on: whether it has stages, the
+    number of micro-batches, and the devices of stages."""
     if pipeline is None:
         return None
     is_placed = pipeline.ranks or pipeline.devices or pipeline.shares

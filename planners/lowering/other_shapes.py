@@ -1,4 +1,4 @@
-"""Adaptation of a plan to the same model with inputs of other shapes, or in another mode."""
+"""Adapting a plan to the same model with inputs of other shapes, or in another mode."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.planners.plan.replicated import batch_shardings
 
 Stored = Mapping[tuple[str, str], Sharding]
-"""Shardings of parameters and buffers as stored, by kind and name."""
+"""Stored shardings of parameters and buffers, by kind and name."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def fit_plan(
     notes += [*more, *last]
     if plan.passes and _derived_passes(fitted) != _derived_passes(plan):
         fitted = replace(fitted, passes="")
-        notes.append("the plan's own passes are for another number of sub-batches, and do not run")
+        notes.append("the plan's own passes are for another number of sub-batches, and are not run")
     return FittedPlan(fitted, notes)
 
 
@@ -83,7 +83,7 @@ def _derived_passes(plan: Plan) -> PlanPasses:
 def _pipeline(
     plan: Plan, program: Program, mesh: Mesh, inputs: Mapping[str, str]
 ) -> Pipeline | None:
-    """The plan's stages, with at most its number of micro-batches, which must divide the rows."""
+    """The plan's stages, with at most its number of micro-batches, which divides the rows."""
     pipeline = plan.pipeline
     if pipeline is None:
         return None
@@ -112,8 +112,8 @@ def _with_other_layers(
 
 
 def in_one_micro_batch(plan: Plan, mesh: Mesh) -> Plan:
-    """Change a pipeline's plan to one micro-batch (the whole batch) and derived passes. Raises
-    PlanError if its schedule has no such order, for example for stages at several ranks."""
+    """Change a pipeline's plan to one micro-batch, the whole batch, and to derived passes. Raises
+    PlanError if its schedule cannot do that, for example with a stage at several ranks."""
     assert plan.pipeline is not None
     return replace(
         plan, pipeline=fewer_micro_batches(plan.pipeline, 1, 1, mesh.num_stages), passes=""
@@ -154,7 +154,7 @@ def _inputs(
 
 
 def _is_planned(note: str, table: Lookup) -> bool:
-    """True if the plan shards the input that a note names, or does not name it."""
+    """True if the plan shards the input that a note names, or has no entry for it."""
     text = table.find(note.split("'")[1])
     return text is None or _is_cut(text)
 
@@ -164,7 +164,7 @@ def _is_cut(text: str) -> bool:
 
 
 def _activations(plan: Plan, program: Program, mesh: Mesh) -> tuple[dict[str, str], list[str]]:
-    """Return the plan's shardings of this program's layers and ops, less indivisible dims."""
+    """Return the plan's shardings of this program's layers and ops, on dims that divide."""
     layers = {k: v for k, v in plan.activations.items() if OP_MARK not in k}
     ops = {k: v for k, v in plan.activations.items() if OP_MARK in k}
     shapes: dict[str, set[tuple[int, ...]]] = {key: set() for key in plan.activations}

@@ -68,7 +68,7 @@ def partition(
 
 
 def _without_splits(passes: Iterable[ModulePass]) -> PassPipeline:
-    """The passes of a step's further programs, whose mesh is split already as its first one's."""
+    """Drop `split-axes`: for a step's further programs the mesh is split already."""
     return PassPipeline([each for each in passes if each.name != SplitAxesPass.name])
 
 

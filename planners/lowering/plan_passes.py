@@ -20,7 +20,7 @@ from shardweave.passes.pipeline import PassPipeline, parse_passes
 from shardweave.passes.registry import find_pass
 from shardweave.planners.lowering.apply_plan import ApplyPlanPass
 from shardweave.planners.plan.plan import Plan
-from shardweave.planners.plan.plan_parts import PlanError
+from shardweave.planners.plan.plan_parts import PlanError, offloaded
 from shardweave.planners.schedules.uneven import shares_text
 
 PARTITIONING = (
@@ -31,7 +31,13 @@ PARTITIONING = (
     "propagate-shardings",
     "insert-collectives",
 )
-RECOMPUTATION = ("rematerialize", "offload-activations", "cut-stages", "decompose-collectives")
+RECOMPUTATION = (
+    "rematerialize",
+    "offload-activations",
+    "offload-states",
+    "cut-stages",
+    "decompose-collectives",
+)
 FINISHING = ("bucket-collectives", "start-collectives", "overlap-communication")
 DEFAULT_SCHEDULE = "in-order"
 
@@ -81,7 +87,7 @@ class PlanPasses:
 
     @property
     def own_last(self) -> tuple[ModulePass, ...]:
-        """Finishing passes that a user added."""
+        """Passes in the finishing group that the user added to the plan."""
         return tuple(each for each in self.finishing if each.name not in FINISHING)
 
     def _first(self, names: Collection[str]) -> int:
@@ -113,7 +119,7 @@ def passes_after(plan: Plan, names: Collection[str] = ()) -> list[ModulePass]:
 
 
 def chosen_by(plan: Plan) -> set[str]:
-    """Names of passes that carry out the plan's own choices, so that their notes matter."""
+    """Names of passes that carry out explicit choices of the plan; their notes are shown."""
     names = {"split-projections", "split-attention", *RECOMPUTATION} - {"cut-stages"}
     # The functions of a pipeline are ordered one by one, and some may well send nothing.
     if plan.schedule not in ("", DEFAULT_SCHEDULE) and not plan.is_pipeline:
@@ -161,7 +167,7 @@ def _partitioning(plan: Plan) -> list[ModulePass]:
 
 
 def _options(name: str, plan: Plan) -> dict[str, Any]:
-    """Options of a partitioning pass."""
+    """Options that a partitioning pass gets from the plan."""
     if name == "block-experts" and plan.expert_load != 1:
         return {"load": plan.expert_load}
     # Each rank selects key heads in attention to all keys; of a part of the keys, they are shards.
@@ -173,8 +179,11 @@ def _recomputation(plan: Plan) -> list[ModulePass]:
     if plan.recompute != "none":
         blocks = ",".join(plan.recompute_in)
         passes.append(_make("rematerialize", policy=plan.recompute, blocks=blocks))
-    if plan.offload != "none":
-        passes.append(_make("offload-activations", values=plan.offload))
+    values, has_host_states = offloaded(plan.offload)
+    if values != "none":
+        passes.append(_make("offload-activations", values=values))
+    if has_host_states:
+        passes.append(_make("offload-states"))
     if plan.is_pipeline and plan.pipeline is not None:
         # After it every pass works on one function at a time.
         options: dict[str, Any] = {"schedule": plan.pipeline.schedule, "zero": plan.zero or 3}

@@ -1,4 +1,4 @@
-"""plan-<planner>: one pass for each planner, made from the planner's own options."""
+"""Passes plan-<planner>, one for each planner, with the planner's options."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _apply_of(planner: str) -> Callable[[Any, Context, builtin.ModuleOp], None]:
 
 
 def _field_type(hint: Any) -> Any:
-    """Type of the pass's field for a planner's option; None if text cannot express it."""
+    """Type of the pass's field for a planner's option; None if no text can express its values."""
     kinds = set(get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
     is_plain = kinds - {types.NoneType} <= set(_PLAIN)
     return hint if is_plain else None

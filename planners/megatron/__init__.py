@@ -1,1 +1,1 @@
-"""The rule of Megatron-LM, found in the structure of a program."""
+"""Megatron-LM's sharding rule, applied by the structure of a program."""

@@ -1,10 +1,10 @@
-"""Cuts of mixtures of experts by expert: each expert lies entirely on one device.
+"""Sharding of mixtures of experts by expert: each expert is on one device, undivided.
 
 The experts of a layer are linear maps with their weights in one parameter, experts x inputs x
-outputs: a batched product, or one product whose features are those of all experts. Either is cut
-along the experts as a linear map is along its features (`planners.structure.structure`), to where
-outputs are added up over the experts. Grouped products, of rows sorted by expert, need no such end:
-each device computes the rows of its experts.
+outputs: a batched product, or one product whose features are those of all experts. Either is
+sharded over the experts as a linear map is over its features (`planners.structure.structure`), up
+to where outputs are summed over the experts. Grouped products, of rows sorted by expert, need no
+such sum: each device computes the rows of its experts.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from shardweave.planners.structure.structure import parallel_pairs
 class ExpertCut:
     """Shardings of parameters over the expert axis.
 
-    stacked: linear maps whose output features are several experts' one after another, and the
-    number of experts.
+    stacked: for each linear map whose output features are those of several experts, one expert
+    after another, the number of experts.
     """
 
     parameters: dict[SSAValue, Cut] = field(default_factory=dict[SSAValue, Cut])
@@ -53,14 +53,14 @@ def expert_cut(program: Program, mesh: Mesh, axis: str) -> ExpertCut:
 
 
 def _grouped(program: Program, axis: str, size: int) -> Iterator[tuple[SSAValue, Cut]]:
-    """Yield each parameter of grouped products with its cut into shards of entire experts."""
+    """Yield each parameter of grouped products, with its sharding into undivided experts."""
     for m in linear_maps(program):
         if spec_of(m.op).grouped and _experts(m) >= size:
             yield m.parameter, ((Placement(axis, size, -(-_experts(m) // size)),), (), ())
 
 
 def _why_idle(program: Program, axis: str) -> str:
-    """Explain why no experts are cut."""
+    """Explain why no experts can be sharded."""
     counts = {_experts(m) for m in linear_maps(program) if _is_of_experts(m)}
     why = (
         f"{max(counts)} experts cannot be sharded over {axis}"
@@ -81,8 +81,8 @@ def _is_of_experts(linear: LinearMap) -> bool:
 
 
 def _expert_maps(program: Program, axis: str, size: int) -> Iterator[tuple[LinearMap, int]]:
-    """Yield the linear maps of experts, each with the number of features on the first device. Their
-    `produced` factor is that of the experts."""
+    """Yield the linear maps of experts, each with the number of features on the first device. The
+    `produced` factor of these maps is that of the experts."""
     for m in linear_maps(program):
         if not _is_of_experts(m) or _experts(m) < size:
             continue

@@ -1,8 +1,8 @@
-"""Splits of fused projections, whose heads do not divide, to cut each part of them.
+"""Splitting of fused projections whose heads do not divide, so that each part can be sharded.
 
-The outputs of queries, keys and values in one linear map are cut in stripes where heads divide.
-Else the plan computes each by a linear map of its own, on a slice of the weight, and cuts these as
-it does others that do not divide. The weight is stored in plain shards, and gathered for use.
+The outputs of queries, keys and values in one linear map are sharded in stripes if heads divide.
+Else the plan computes each part by a linear map of its own, on a slice of the weight, and shards
+these as other maps that do not divide. The weight is stored in plain shards and gathered for use.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from shardweave.planners.structure.structure import parallel_pairs, separable_ma
 
 @dataclass(frozen=True)
 class FusedCut:
-    """Shardings of parameters once some fused projections are split.
+    """Shardings of parameters after some fused projections are split.
 
     parameters: the shardings of all parameters of the program. weights: for each split weight, at
-    the dim of its outputs, the sharding of each part. uneven: linear maps that stay replicated even
-    so, and why.
+    the dim of its outputs, the sharding of each part. uneven: linear maps that stay replicated
+    nevertheless, and why.
     """
 
     parameters: dict[SSAValue, Cut]
@@ -61,7 +61,7 @@ def fused_cut(program: Program, axis: str, size: int, whole: Collection[AtenOp])
 
 
 def _cuts_of_parts(split: Program, axis: str, size: int) -> dict[int, Cut]:
-    """Cut of the parts of each split parameter, by its index, if all its parts are cut alike."""
+    """Sharding of each split parameter's parts, by its index, if it is the same for all parts."""
     columns = separable_maps(split, axis, size)
     indices = {value: index for index, value in enumerate(_values(split))}
     cuts_of: dict[int, set[Cut | None]] = {}

@@ -1,4 +1,4 @@
-"""True if the micro-batches of a program can run one by one, before any plan is made."""
+"""Test whether the micro-batches of a program can run one by one, before any plan is made."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from shardweave.planners.plan.plan_parts import Pipeline
 
 
 def why_not_one_by_one(program: Program) -> str:
-    """Reason that micro-batches cannot run one by one, as with batch norm; empty if they can. One
-    partition of the global program, with the fewest micro-batches that divide its batch."""
+    """The reason why micro-batches cannot run one by one, such as batch norm; empty if they can.
+    Partitions the global program once, with the fewest micro-batches that divide its batch."""
     count = next((n for n in divisors(batch_of(program)) if n > 1), 1)
     if count == 1:
         return ""

@@ -1,4 +1,4 @@
-"""Megatron-LM's expert rule, applied to any program."""
+"""The planner `megatron`: Megatron-LM's expert rule, applied to any program."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from shardweave.planners.lowering.apply_plan import is_layer_output
 from shardweave.planners.megatron.expert_cut import ExpertCut, expert_cut
 from shardweave.planners.megatron.fused_projections import fused_cut
 from shardweave.planners.megatron.sequence_cut import SequenceCut, sequence_cut
+from shardweave.planners.megatron.spatial_cut import cut_images
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_names import sharding_text
 from shardweave.planners.plan.plan_parts import SplitProjection
@@ -38,8 +39,8 @@ from shardweave.planners.plan.zero import DATA_AXIS, REPLICA_AXIS
 from shardweave.planners.structure.linear_maps import Cut, input_embeddings, stored_cut
 from shardweave.planners.structure.structure import parallel_pairs
 
-CONTEXT, EXPERT = "context", "expert"
-"""The axes over which sequences and experts are cut unless others are named."""
+CONTEXT, EXPERT, SPACE = "context", "expert", "space"
+"""Default names of the axes over which sequences, experts and images are sharded."""
 
 
 def plan_megatron(
@@ -52,6 +53,7 @@ def plan_megatron(
     replica: str = REPLICA_AXIS,
     context: str = CONTEXT,
     expert: str = EXPERT,
+    space: str = SPACE,
     sequence_parallel: bool = False,
     attention_parts: int = 1,
     expert_load: float = 1.0,
@@ -68,6 +70,9 @@ def plan_megatron(
     If the mesh has an axis `context`, inputs are sharded along the sequence over it
     (`planners.megatron.sequence_cut`), and so is everything between them and the loss; attention
     gathers keys and values, in `attention_parts` parts whose results it merges (`split-attention`).
+
+    If the mesh has an axis `space`, the height of images is sharded over it
+    (`planners.megatron.spatial_cut`); convolutions and pools read their neighbours' rows.
 
     If the mesh has an axis `expert`, the weights of experts are sharded over it, each expert on one
     device; all other layers treat the axis as a part of `data`. Each device then has tokens of its
@@ -91,10 +96,11 @@ def plan_megatron(
     batch_axes = _batch_axes(program, mesh, (replica, data), expert if experts.parameters else "")
     inputs, notes = batch_shardings(program, mesh, *batch_axes)
     notes += [*idle_data(inputs, mesh, replica, data), *experts.notes]
-    notes += _unused_axes(mesh, replica, data, tensor, context, expert)
+    notes += _unused_axes(mesh, replica, data, tensor, context, expert, space)
     cut = sequence_cut(program, mesh, context, attention_parts)
     inputs = cut.inputs(program, inputs)
-    notes += cut.notes
+    inputs, of_images = cut_images(program, mesh, space, inputs)
+    notes += [*cut.notes, *of_images]
     activations: dict[str, str] = {}
     by_tensor = _TensorCut({}, {}, [])
     if tensor in mesh.names and mesh.size(tensor) > 1:
@@ -128,8 +134,8 @@ def plan_megatron(
 
 
 class _TensorCut(NamedTuple):
-    """Cuts over the tensor axis: of parameters by value, and of the parts of fused projections by
-    the place of their weight."""
+    """Shardings over the tensor axis: of parameters by value, and of the parts of fused projections
+    by their weight's place."""
 
     parameters: dict[SSAValue, Cut]
     projections: Mapping[Place, Cut]
@@ -137,7 +143,7 @@ class _TensorCut(NamedTuple):
 
 
 def _tensor_cut(program: Program, mesh: Mesh, tensor: str, experts: ExpertCut) -> _TensorCut:
-    """Pairs and the vocabulary, cut over an axis of more than one device."""
+    """Shard pairs and the vocabulary over the tensor axis, if it has more than one device."""
     uneven: dict[AtenOp, str] = {}
     projections: Mapping[Place, Cut] = {}
     size = mesh.size(tensor)
@@ -156,8 +162,8 @@ def _tensor_cut(program: Program, mesh: Mesh, tensor: str, experts: ExpertCut) -
 
 
 def _unused_axes(mesh: Mesh, *known: str) -> list[str]:
-    """Notes on axes of the mesh that the planner uses for nothing, of size 1 those whose name is
-    nearly one that it knows. known: those that it uses."""
+    """Notes on mesh axes that the planner does not use; for an axis of size 1 only if its name is
+    nearly one in `known`, the axes that the planner uses."""
     *names, last = (f"'{axis}'" for axis in known)
     return [
         f"axis '{axis.name}' of the mesh is idle: {did_you_mean(axis.name, known)}the planner uses "
@@ -168,7 +174,7 @@ def _unused_axes(mesh: Mesh, *known: str) -> list[str]:
 
 
 def _stored_for_parts(place: Place, tensor: str, mesh: Mesh) -> tuple[str, str]:
-    """Shardings of a weight that is read in parts: stored in plain shards, and used whole."""
+    """Shardings of a weight that is split in parts: stored in plain shards, read unsharded."""
     shape = shape_of(place.value)
     whole = Sharding.replicated(len(shape))
     stored = whole.with_dim(place.dim, contiguous([tensor], shape[place.dim], mesh))
@@ -176,7 +182,7 @@ def _stored_for_parts(place: Place, tensor: str, mesh: Mesh) -> tuple[str, str]:
 
 
 def _batch_axes(program: Program, mesh: Mesh, batch: Sequence[str], expert: str) -> list[str]:
-    """The axes that cut the batch: that of experts too, if all its devices then have a sample."""
+    """The axes that shard the batch, including `expert` if all its devices then have a sample."""
     axes = [axis for axis in (*batch, expert) if axis in mesh.names]
     shapes = [shape_of(slot.value) for slot in program.arguments if slot.kind == "input"]
     is_short = any(shape and shape[0] < mesh.sizes(axes) for shape in shapes)
@@ -194,7 +200,7 @@ def _joined(a: Mapping[SSAValue, Cut], b: Mapping[SSAValue, Cut]) -> dict[SSAVal
 def _stored_and_used(
     program: Program, mesh: Mesh, cuts: Mapping[SSAValue, Cut], expert: str
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Shardings of the cut parameters, as stored, and as read where that would not follow."""
+    """Shardings of sharded parameters as stored, and as read where that does not follow."""
     parameters: dict[str, str] = {}
     used: dict[str, str] = {}
     for slot in program.arguments:
@@ -210,7 +216,7 @@ def _stored_and_used(
 
 
 def _node_degree(program: Program, cluster: Cluster, tensor: str) -> int:
-    """Tensor parallelism inside the nodes: the most devices over which anything divides."""
+    """The largest tensor degree inside a node that divides some parameter."""
     inside = math.gcd(*(node.devices for node in cluster.nodes))
     divides = (n for n in reversed(divisors(inside)) if _divides_some(program, tensor, n))
     return next(divides, 1)
@@ -222,7 +228,7 @@ def _divides_some(program: Program, tensor: str, size: int) -> bool:
 
 
 def _uneven_notes(uneven: Mapping[AtenOp, str], axis: str) -> list[str]:
-    why = "cut otherwise, their weights would be gathered at each use"
+    why = "sharded in any other way, their weights would be gathered at each use"
     layers: dict[str, list[str]] = {}
     for op, what in uneven.items():
         layers.setdefault(what, []).append(f"'{layer_of(op)}'")
@@ -246,8 +252,8 @@ def _cut_vocabulary(program: Program, tensor: str, mesh: Mesh, cuts: dict[SSAVal
 def _sequence(
     program: Program, mesh: Mesh, tensor: str, batch: Sequence[str], cut: SequenceCut
 ) -> tuple[dict[str, str], list[str]]:
-    """Shardings of the embeddings' outputs, from which the residual stream takes its own. Also
-    returns notes on those that cannot be cut."""
+    """Shardings of the embeddings' outputs, which the residual stream then has too. Also returns
+    notes on those that cannot be sharded."""
     outputs: dict[str, str] = {}
     notes: list[str] = []
     refused: set[str] = set()  # a layer may be looked up twice, by an encoder and a decoder
@@ -262,7 +268,7 @@ def _sequence(
         layer, shape = layer_of(op), shape_of(op.results[0])
         if (layer, shape) not in returned:
             refused.add(layer)
-            notes.append(f"no sequence parallelism from '{layer}': it does not return its lookup")
+            notes.append(f"no sequence parallelism from '{layer}': its output is not its lookup")
             continue
         dims = _cut_rows(shape[1], tensor, size, cut) if len(shape) == 3 else None
         if dims is None:

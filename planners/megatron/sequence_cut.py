@@ -1,4 +1,4 @@
-"""Cuts along the sequence: of inputs; propagation shards all values up to the loss alike."""
+"""Sharding along the sequence: of inputs; propagation shards all values up to the loss alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.mesh.placement import Placement, Sharding
+from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding
 from shardweave.ir.ops.records.attention import FLASH
 from shardweave.ir.program.program import Program
 from shardweave.ir.sharding.rules.attention import POSITIONS
@@ -39,12 +39,19 @@ class SequenceCut:
                 and len(shape) > SEQUENCE
                 and shape[SEQUENCE] in self.placements
             ):
-                dims = Sharding.replicated(len(shape))
-                if slot.name in given:
-                    dims = ShardingAttr.parse_text(given[slot.name]).on(shape, self.mesh)
-                cut = dims.with_dim(SEQUENCE, [self.placements[shape[SEQUENCE]]])
-                inputs[slot.name] = sharding_text(cut.dims, shape)
+                cut = (self.placements[shape[SEQUENCE]],)
+                inputs[slot.name] = with_dim(given.get(slot.name), shape, self.mesh, SEQUENCE, cut)
         return inputs
+
+
+def with_dim(
+    text: str | None, shape: tuple[int, ...], mesh: Mesh, dim: int, placements: DimSharding
+) -> str:
+    """A sharding's text with other placements of a dim; None stands for a replicated value's."""
+    sharding = Sharding.replicated(len(shape))
+    if text is not None:
+        sharding = ShardingAttr.parse_text(text).on(shape, mesh)
+    return sharding_text(sharding.with_dim(dim, placements).dims, shape)
 
 
 def sequence_cut(program: Program, mesh: Mesh, axis: str, parts: int = 1) -> SequenceCut:
@@ -84,7 +91,7 @@ def _notes_on_unused(axis: str, parts: int) -> tuple[str, ...]:
     if parts == 1:
         return ()
     return (
-        f"attention_parts={parts} has no effect: no axis cuts sequences; give the mesh an axis "
+        f"attention_parts={parts} has no effect: no axis shards sequences; give the mesh an axis "
         f"'{axis}' of size 2 or more, or leave it out",
     )
 

@@ -1,1 +1,1 @@
-"""Oases (arXiv 2305.16121): a degree of tensor parallelism for each block."""
+"""Oases (arXiv 2305.16121): chooses a degree of tensor parallelism for each block."""

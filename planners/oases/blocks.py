@@ -1,10 +1,10 @@
 """Partition of a program into Oases' blocks: compute, and the communication that ends it.
 
 A block holds a column- and row-parallel pair found by structure (`structure.find_pairs`). It ends
-at the first value after the pair that everything later follows from, such as a residual stream:
-there alone can the batch be cut anew for the next block. Pairs without such a value between them
-(the layers of a decoder, which all read the encoder's output) share a block, and so a degree.
-What comes before the first pair is part of the first block, what follows the last of the last.
+at the first value after the pair on which everything later depends, such as a residual stream: only
+there can the batch be resharded for the next block. Pairs without such a value between them (the
+layers of a decoder, which all read the encoder's output) share a block, and so a degree. Ops before
+the first pair are part of the first block, ops after the last pair of the last block.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from shardweave.planners.structure.structure import Pair
 class ProgramBlock:
     """A block of a program.
 
-    enters: the value from the previous block; for the first block, the input of its first pair, or
-    that pair's products. gradient: gradient of the value passed to the next block, which the next
-    block's backward pass computes; None for the last block, or if it cannot be told from other
-    values.
+    enters: the value that the block gets from the previous one; for the first block, the input of
+    its first pair, or that pair's products. gradient: gradient of the block's output, which the
+    next block's backward pass computes; None for the last block, or if it cannot be identified.
     """
 
     name: str
@@ -154,9 +153,9 @@ def _number_backward(
     activations: set[SSAValue],
     numbers: dict[Operation, int],
 ) -> None:
-    """Assign each backward op to the block whose activations it reads; else, of its gradients. What
-    block i hands on is read by the backward passes of both its neighbours, so that the last of the
-    blocks counts; and a sum of gradients belongs to the earlier one."""
+    """Assign each backward op to the block whose activations it reads, the last if several: a
+    block's output is also read by the next block's backward pass. An op that reads only gradients
+    belongs to the earliest block of these."""
     owners: dict[SSAValue, set[int]] = {}
     for slot in program.arguments:
         if slot.kind == "param":
@@ -182,7 +181,7 @@ def _number_backward(
 def _gradients(
     backward: Sequence[AtenOp], numbers: dict[Operation, int], handed_on: Sequence[SSAValue]
 ) -> list[SSAValue | None]:
-    """For each block, the gradient of its output; None if it cannot be told from others."""
+    """For each block, the gradient of its output; None if it cannot be identified."""
     begins: dict[int, list[int]] = {}
     lowest = len(handed_on)
     for place, op in enumerate(backward):
@@ -200,7 +199,7 @@ def _gradients(
 
 
 def _name(pairs: Sequence[Pair], number: int) -> str:
-    """Name a block by the common prefix of the module names of its linear maps."""
+    """Name a block by the common prefix of its linear maps' layers, else by its number."""
     columns = [op for pair in pairs for op in pair.columns]
     ends = [op for pair in pairs for op in pair.ends if layer_of(op)]
     layers = [layer_of(op).split(".") for op in (*columns, *ends)]

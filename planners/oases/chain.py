@@ -1,15 +1,15 @@
 """Oases' planning problem as data: a chain of blocks, each to get a degree of tensor parallelism.
 
-A block is a sequence of compute that one communication ends (Li et al., arXiv 2305.16121). Two
-sub-batches, 0 and 1, alternate: while one computes, the other's communication is on its way.
-Equations are those of the paper. All times are seconds, all sizes bytes of one device.
+A block is a sequence of compute that ends in one communication (Li et al., arXiv 2305.16121). Two
+sub-batches, 0 and 1, alternate: while one computes, the other communicates. Equation numbers are
+the paper's. All times are in seconds, all sizes in bytes of one device.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from shardweave.planners.cost.quantity import gib
@@ -30,12 +30,13 @@ class PassTimes:
 
 @dataclass(frozen=True)
 class DegreeOption:
-    """Cost of a block at one degree p.
+    """Cost of a block at one degree p, with the paper's symbols.
 
-    backward: its compute includes recomputation. state_bytes: m_s, parameters, gradients and
-    optimizer state; kept_bytes: m_t, activations kept for the backward; runtime_bytes: m_r, the
-    workspace while the block runs, which only the last block's counts. sync_s: seconds of reducing
-    the block's gradients among the devices that hold the same shards, which overlaps nothing.
+    backward: its compute includes recomputation. state_bytes (m_s): parameters, gradients and
+    optimizer state; kept_bytes (m_t): activations kept for the backward pass; runtime_bytes (m_r):
+    the workspace while the block runs, which (6) counts for a stage's last block only. sync_s:
+    seconds to reduce the block's gradients among devices with the same shards, which overlaps
+    nothing.
     """
 
     degree: int
@@ -45,6 +46,11 @@ class DegreeOption:
     kept_bytes: int = 0
     runtime_bytes: int = 0
     sync_s: float = 0.0
+
+    def in_step(self, kept: int, micro_batches: int) -> DegreeOption:
+        """The option for one of a step's micro-batches, of which the device keeps `kept` at
+        once."""
+        return replace(self, kept_bytes=kept * self.kept_bytes, sync_s=self.sync_s / micro_batches)
 
 
 @dataclass(frozen=True)
@@ -62,10 +68,20 @@ class Chain:
     gather_s[i][a][b]: seconds of the all-gather between block i at its choice a and block i + 1 at
     its choice b, in the forward pass if the degree grows, in the backward pass if it shrinks (the
     other direction takes a slice, which is free); not read if the degrees are equal.
+    starts: index of the first block of each pipeline stage; costs are then of one micro-batch, but
+    kept_bytes of all that a stage keeps at once. A change of degree between stages costs nothing.
     """
 
     blocks: tuple[ChainBlock, ...]
     gather_s: tuple[Matrix, ...]
+    starts: tuple[int, ...] = (0,)
+    micro_batches: int = 1
+
+    @property
+    def stages(self) -> list[Chain]:
+        """A chain for each pipeline stage."""
+        spans = pairwise((*self.starts, len(self.blocks)))
+        return [Chain(self.blocks[a:b], self.gather_s[a : b - 1]) for a, b in spans]
 
     def degrees(self, path: Sequence[int]) -> tuple[int, ...]:
         """Degrees of a path (for each block, the index of its option)."""
@@ -77,13 +93,18 @@ class Chain:
         return tuple([c.degree for c in block.choices].index(degree) for block, degree in pairs)
 
     def memory_parts(self, path: Sequence[int]) -> tuple[int, int, int]:
-        """The left side of (6) in bytes, by `MEMORY_PARTS`."""
+        """The left side of (6), in bytes, for each of `MEMORY_PARTS`, in the fullest stage."""
         chosen = [b.choices[a] for b, a in zip(self.blocks, path, strict=True)]
-        return (
-            sum(choice.state_bytes for choice in chosen),
-            sum(choice.kept_bytes for choice in chosen),
-            chosen[-1].runtime_bytes,
+        stages = (chosen[a:b] for a, b in pairwise((*self.starts, len(chosen))))
+        parts = (
+            (
+                sum(choice.state_bytes for choice in stage),
+                sum(choice.kept_bytes for choice in stage),
+                stage[-1].runtime_bytes,
+            )
+            for stage in stages
         )
+        return max(parts, key=sum)
 
 
 @dataclass(frozen=True)
@@ -91,20 +112,28 @@ class ChainCosts:
     """A chain with additive costs, the input of every solver.
 
     The time of a path a_0 .. a_k is sum_i unary_s[i][a_i] + sum_i edge_s[i][a_i][a_i+1], and its
-    memory is sum_i memory_bytes[i][a_i].
+    memory is sum_i memory_bytes[i][a_i]. With stages, each has such sums. The path's time is then
+    that of 1F1B, all stages plus the slowest once for each further micro-batch, and its memory is
+    the largest of a stage.
     """
 
     unary_s: tuple[tuple[float, ...], ...]
     edge_s: tuple[Matrix, ...]
     memory_bytes: tuple[tuple[int, ...], ...]
+    starts: tuple[int, ...] = (0,)
+    micro_batches: int = 1
 
     def time_s(self, path: Sequence[int]) -> float:
-        nodes = sum(row[a] for row, a in zip(self.unary_s, path, strict=True))
-        steps = zip(self.edge_s, pairwise(path), strict=True)
-        return nodes + sum(matrix[a][b] for matrix, (a, b) in steps)
+        nodes = [row[a] for row, a in zip(self.unary_s, path, strict=True)]
+        pairs = zip(self.edge_s, pairwise(path), strict=True)
+        steps = [0.0, *(matrix[a][b] for matrix, (a, b) in pairs)]
+        spans = pairwise((*self.starts, len(nodes)))
+        stages = [sum(nodes[a:b]) + sum(steps[a:b]) for a, b in spans]
+        return sum(stages) + (self.micro_batches - 1) * max(stages)
 
     def memory(self, path: Sequence[int]) -> int:
-        return sum(row[a] for row, a in zip(self.memory_bytes, path, strict=True))
+        sizes = [row[a] for row, a in zip(self.memory_bytes, path, strict=True)]
+        return max(sum(sizes[a:b]) for a, b in pairwise((*self.starts, len(sizes))))
 
 
 def linearise(chain: Chain) -> ChainCosts:
@@ -131,16 +160,24 @@ def chain_costs_of(
     unary: Sequence[Sequence[float]],
     edge_s: Callable[[DegreeOption, DegreeOption, float], float],
 ) -> ChainCosts:
-    """Build `ChainCosts`. edge_s: seconds that depend on two neighbours' options."""
+    """Build `ChainCosts`. edge_s: seconds that depend on two neighbours' options; neighbours in
+    different stages have none."""
     edges: list[Matrix] = []
-    for (before, after), gather in zip(pairwise(chain.blocks), chain.gather_s, strict=True):
+    pairs = zip(pairwise(chain.blocks), chain.gather_s, strict=True)
+    for number, ((before, after), gather) in enumerate(pairs, start=1):
+        is_border = number in chain.starts
         edges.append(
             tuple(
-                tuple(edge_s(left, right, gather[a][b]) for b, right in enumerate(after.choices))
+                tuple(
+                    0.0 if is_border else edge_s(left, right, gather[a][b])
+                    for b, right in enumerate(after.choices)
+                )
                 for a, left in enumerate(before.choices)
             )
         )
-    return ChainCosts(tuple(map(tuple, unary)), tuple(edges), _memory(chain))
+    return ChainCosts(
+        tuple(map(tuple, unary)), tuple(edges), _memory(chain), chain.starts, chain.micro_batches
+    )
 
 
 def _unary(chain: Chain) -> list[list[float]]:
@@ -148,16 +185,16 @@ def _unary(chain: Chain) -> list[list[float]]:
     unary = [
         [choice.sync_s + _alone_s(choice) for choice in block.choices] for block in chain.blocks
     ]
-    first, last = chain.blocks[0].choices, chain.blocks[-1].choices
-    for a, choice in enumerate(first):
-        unary[0][a] += choice.forward.compute_s[0] + choice.backward.communication_s[1]
-    for a, choice in enumerate(last):
-        unary[-1][a] += choice.forward.communication_s[1] + choice.backward.compute_s[0]
+    for first, end in pairwise((*chain.starts, len(chain.blocks))):
+        for a, choice in enumerate(chain.blocks[first].choices):
+            unary[first][a] += choice.forward.compute_s[0] + choice.backward.communication_s[1]
+        for a, choice in enumerate(chain.blocks[end - 1].choices):
+            unary[end - 1][a] += choice.forward.communication_s[1] + choice.backward.compute_s[0]
     return unary
 
 
 def _alone_s(choice: DegreeOption) -> float:
-    """max(d^1, c^0) of both passes."""
+    """Seconds of max(d^1, c^0), summed over both passes of a block."""
     forward, backward = choice.forward, choice.backward
     return max(forward.compute_s[1], forward.communication_s[0]) + max(
         backward.compute_s[1], backward.communication_s[0]
@@ -165,7 +202,7 @@ def _alone_s(choice: DegreeOption) -> float:
 
 
 def _pair_s(left: DegreeOption, right: DegreeOption) -> float:
-    """max(d^0, c^1) of neighbours: the forward pass goes from left to right, the backward back."""
+    """Seconds of max(d^0, c^1) of neighbours in both passes; backward goes right to left."""
     return max(right.forward.compute_s[0], left.forward.communication_s[1]) + max(
         left.backward.compute_s[0], right.backward.communication_s[1]
     )
@@ -182,13 +219,14 @@ def _change_s(left: DegreeOption, right: DegreeOption, gather_s: float) -> float
 
 def _memory(chain: Chain) -> tuple[tuple[int, ...], ...]:
     rows = [[c.state_bytes + c.kept_bytes for c in block.choices] for block in chain.blocks]
-    for a, choice in enumerate(chain.blocks[-1].choices):
-        rows[-1][a] += choice.runtime_bytes
+    for end in (*chain.starts[1:], len(rows)):
+        for a, choice in enumerate(chain.blocks[end - 1].choices):
+            rows[end - 1][a] += choice.runtime_bytes
     return tuple(map(tuple, rows))
 
 
 def runs(degrees: Sequence[int]) -> str:
-    """Write degrees as the paper does, in order: `[2]*8 [4]*16`."""
+    """Write degrees in order, with the length of each run of equal ones: `[2]*8 [4]*16`."""
     counts: list[list[int]] = []
     for degree in degrees:
         if counts and counts[-1][0] == degree:
@@ -199,7 +237,7 @@ def runs(degrees: Sequence[int]) -> str:
 
 
 def no_fit(chain: Chain, path: Sequence[int], budget_bytes: float) -> PlanError:
-    """Make the error that no path fits, with shortfall and parts. path: the leanest path."""
+    """Create the error that no path fits, with shortfall and parts. path: the smallest one."""
     parts = chain.memory_parts(path)
     shown = ", ".join(f"{name} {gib(size)}" for name, size in zip(MEMORY_PARTS, parts, strict=True))
     short = sum(parts) - budget_bytes

@@ -1,8 +1,8 @@
 """The degrees that blocks of a program can have, and the plans that give them.
 
-A degree p of a tensor axis that is factored into digits cuts linear maps over the last digits,
-which multiply to p, and the batch over the data axis, the sub-batches and the digits that are
-left.
+The tensor axis is factored into axes of prime size, its digits. A degree p shards linear maps over
+the last digits, whose product is p, and the batch over the data axis, the sub-batches and the
+remaining digits.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.mesh import Axis, Mesh
 from shardweave.ir.mesh.placement import DimSharding, Placement, Sharding, ordered
 from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import MICRO
 from shardweave.planners.oases.blocks import ProgramBlock
 from shardweave.planners.oases.chain import runs
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_names import named_ops, sharding_text
+from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.planners.plan.replicated import batch_shardings
 from shardweave.planners.structure.linear_maps import Cut
 
 TIME_AXIS = "batch"
+TIMES = (MICRO, TIME_AXIS)
+"""The axes of micro-batches and of their sub-batches."""
 
 
 def prime_factors(size: int) -> tuple[int, ...]:
@@ -44,8 +48,9 @@ def prime_factors(size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Axes:
-    """Axes that a plan uses. asked: the user's mesh. mesh: the user's mesh with axis `tensor`
-    factored into the axes `digits`, whose sizes are prime."""
+    """Axes that a plan uses. asked: the user's mesh. mesh: the same with axis `tensor` factored
+    into axes of prime size, `digits`. pipeline: its stages and micro-batches, each of
+    `batch_split` sub-batches."""
 
     asked: Mesh
     mesh: Mesh
@@ -53,9 +58,12 @@ class Axes:
     data: str
     digits: tuple[str, ...]
     batch_split: int
+    pipeline: Pipeline | None = None
 
     @staticmethod
-    def of(mesh: Mesh, tensor: str, data: str, batch_split: int) -> Axes:
+    def of(
+        mesh: Mesh, tensor: str, data: str, batch_split: int, pipeline: Pipeline | None = None
+    ) -> Axes:
         """Make the `Axes` of a user's mesh. ValueError if the mesh has no axis `tensor`."""
         if tensor not in mesh.names:
             raise ValueError(
@@ -64,9 +72,11 @@ class Axes:
             )
         factors = prime_factors(mesh.size(tensor))
         if len(factors) < 2:
-            return Axes(mesh, mesh, tensor, data, (tensor,) if factors else (), batch_split)
+            digits = (tensor,) if factors else ()
+            return Axes(mesh, mesh, tensor, data, digits, batch_split, pipeline)
         digits = tuple(f"{tensor}.{index}" for index in range(len(factors)))
-        return Axes(mesh, mesh.factored(tensor, factors), tensor, data, digits, batch_split)
+        factored = mesh.factored(tensor, factors)
+        return Axes(mesh, factored, tensor, data, digits, batch_split, pipeline)
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:
@@ -76,21 +86,24 @@ class Axes:
         )
 
     def cutting(self, degree: int) -> tuple[str, ...]:
-        """The digits that shard linear maps of a degree; neighbouring ranks differ in them."""
+        """The digits that shard linear maps at a degree; neighbouring ranks differ in them."""
         count = self.degrees.index(degree)
         return self.digits[len(self.digits) - count :]
 
     def spare(self, degree: int) -> tuple[str, ...]:
-        """The digits that cut the batch at a degree."""
+        """The digits that shard the batch at a degree."""
         return self.digits[: len(self.digits) - self.degrees.index(degree)]
 
     @cached_property
     def with_time(self) -> Mesh:
-        return Mesh((*self.mesh.axes, Axis(TIME_AXIS, self.batch_split, "time")))
+        counts = self.pipeline.micro_batches if self.pipeline else 1, self.batch_split
+        times = (Axis(name, size, "time") for name, size in zip(TIMES, counts, strict=True))
+        return Mesh((*self.mesh.axes, *times))
 
     def batch_cut(self, size: int, degree: int) -> DimSharding | None:
-        """Shard a batch over data, sub-batches, then the other digits; None if uneven."""
-        names = [name for name in (self.data, TIME_AXIS) if name in self.with_time.names]
+        """Shard a batch over data, micro-batches, sub-batches, then the other digits; None if
+        uneven."""
+        names = [name for name in (self.data, *TIMES) if name in self.with_time.names]
         placements: list[Placement] = []
         stride = size
         for name in (*names, *self.spare(degree)):
@@ -122,7 +135,7 @@ class DegreeSpace:
     """The blocks of a program and the degrees that each can have.
 
     cuts: shardings of the parameters, by block and degree, over one axis of the degree's size.
-    handed: by degree, the shardings of the blocks' outputs, over `axes.with_time`.
+    handed: by degree, shardings of the blocks' outputs over the mesh `axes.with_time`.
     """
 
     axes: Axes
@@ -166,6 +179,7 @@ def plan_of_degrees(program: Program, space: DegreeSpace, degrees: Sequence[int]
         planner="oases",
         notes=(*notes, f"degrees of {len(space.blocks)} blocks: {runs(degrees)}"),
         batch_split=axes.batch_split,
+        pipeline=axes.pipeline,
     )
 
 
@@ -184,7 +198,7 @@ def _parameters(
 
 
 def _activations(program: Program, space: DegreeSpace, degrees: Sequence[int]) -> dict[str, str]:
-    """Shardings of the blocks' outputs and their gradients: batch-sharded as the consumer's."""
+    """Shardings of the blocks' outputs and their gradients, as the next block shards the batch."""
     names: dict[SSAValue, str] = {op.results[0]: name for name, op in named_ops(program).items()}
     activations: dict[str, str] = {}
     for degree, block in zip(degrees, space.blocks, strict=True):
@@ -198,18 +212,18 @@ def _activations(program: Program, space: DegreeSpace, degrees: Sequence[int]) -
 
 
 def _text(sharding: Sharding, value: SSAValue) -> str:
-    """A sharding as plans write it, without the sub-batches, which `split-batch` adds."""
-    dims = (tuple(p for p in dim if p.axis != TIME_AXIS) for dim in sharding.dims)
+    """A sharding as text for a plan, without the time axes that `split-batch` adds."""
+    dims = (tuple(p for p in dim if p.axis not in TIMES) for dim in sharding.dims)
     return sharding_text(tuple(dims), shape_of(value))
 
 
 def batch_size(program: Program) -> int:
-    """The batch: the first dim's size in most inputs. Raises ValueError if no input has a dim."""
+    """The size of dim 0 in most inputs. Raises ValueError if no input has a dim."""
     sizes = Counter(
         shape_of(slot.value)[0]
         for slot in program.arguments
         if slot.kind == "input" and shape_of(slot.value)
     )
     if not sizes:
-        raise ValueError("no input of the program has a dim 0, the batch; give it one.")
+        raise ValueError("no input of the program has a batch (dim 0); give the model one.")
     return sizes.most_common(1)[0][0]

@@ -1,4 +1,4 @@
-"""The exact solver of Oases' chain under a memory budget: labels, dominance, a Lagrangian bound."""
+"""Exact solver of Oases' chain under a memory budget, by labels with a Lagrangian bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from shardweave.planners.oases.chain import Chain, ChainCosts, linearise, no_fit
 
 _TOLERANCE = 1e-12
-"""Relative time that a path must save to count as better, to exceed rounding."""
+"""Relative time by which a path must be faster to count as better, above rounding."""
 
 _BY_MEMORY_THEN_TIME = itemgetter(0, 1)
 
@@ -48,7 +48,8 @@ def solve_chain(
     """Find the degrees of least time whose memory is at most `budget_bytes`.
 
     Objective: `costs`, by default (3) + (4) in seconds, subject to (6). Exact. Raises PlanError,
-    with the smallest shortfall in GiB, if nothing fits.
+    with the smallest shortfall in GiB, if nothing fits. Stages are solved one by one: a step by
+    1F1B takes longer the longer any stage takes.
 
     A label is the (time, memory) of a way to reach a choice of a block. A label is dropped if
     another beats it in both, or if by a Lagrangian bound it cannot end below the best path known to
@@ -57,6 +58,10 @@ def solve_chain(
     where all memories differ.
     """
     costs = costs or linearise(chain)
+    if len(chain.starts) > 1:
+        parts = [solve_chain(stage, budget_bytes).path for stage in chain.stages]
+        path = tuple(choice for part in parts for choice in part)
+        return Solution(path, chain.degrees(path), costs.time_s(path), costs.memory(path))
     lightest = tuple(row.index(min(row)) for row in costs.memory_bytes)
     if costs.memory(lightest) > budget_bytes:
         raise no_fit(chain, lightest, budget_bytes)
@@ -75,8 +80,8 @@ def _fastest_within(costs: ChainCosts, lightest: Path, budget_bytes: float) -> P
 
 
 def _least(costs: ChainCosts, weight: float) -> tuple[Path, list[list[float]]]:
-    """Minimise time + weight * memory. Returns the path, and by block and choice the least value
-    over all blocks that follow. weight: seconds a byte."""
+    """Minimise time + weight * memory. Returns the path and, by block and choice, the least value
+    over all later blocks. weight: seconds per byte."""
     nodes = [
         [time_s + weight * size for time_s, size in zip(*rows, strict=True)]
         for rows in zip(costs.unary_s, costs.memory_bytes, strict=True)
@@ -118,8 +123,8 @@ def _best_multiplier(
 
 
 def _search(costs: ChainCosts, weight: float, limit_s: float, budget_bytes: float) -> _Label | None:
-    """Return the end of the fastest path below `limit_s` within the budget; None if there is none.
-    weight: of the Lagrangian that bounds paths from below."""
+    """Return the last label of the fastest path below `limit_s` within the budget, or None. weight:
+    that of the Lagrangian bound."""
     _, togo = _least(costs, weight)
     least_bytes = [*accumulate(map(min, reversed(costs.memory_bytes)), initial=0)][-2::-1]
     rows = [[_Label(0, 0.0, 0, None)]]

@@ -1,10 +1,10 @@
-"""Oases: a degree of tensor parallelism for each block, with overlapped communication.
+"""The planner `oases`: a degree of tensor parallelism per block, with overlapped communication.
 
 Li et al., *Automated Tensor Model Parallelism with Overlapped Communication*, arXiv 2305.16121.
 
-The chain hides a message behind the block next to it alone, and charges gathers in full that a
-schedule hides; so the best few degrees of its order are simulated, and then changes of single
-blocks of the fastest, until none is faster.
+In the chain model only the next block's compute hides a message, and gathers are never hidden,
+unlike in the schedules that run. So the model's best paths are simulated, and then changes of
+single blocks of the fastest, until none is faster.
 """
 
 from __future__ import annotations
@@ -19,17 +19,23 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import check_plan_precision
 from shardweave.planners.cost.quantity import counted, gib, seconds_text
 from shardweave.planners.lowering.lower import RECENT, Lowerings
+from shardweave.planners.lowering.stages.choose import with_pipeline
 from shardweave.planners.oases.chain import MEMORY_PARTS, Chain, ChainCosts, linearise, runs
 from shardweave.planners.oases.degree import Axes, DegreeSpace, plan_of_degrees
 from shardweave.planners.oases.dp import Path, Solution, solve_chain
 from shardweave.planners.oases.program import ChainOptions, chain_of_program
 from shardweave.planners.plan.plan import Plan
-from shardweave.planners.plan.plan_parts import Candidate, Predicted
+from shardweave.planners.plan.plan_parts import Candidate, Pipeline, Predicted
+from shardweave.planners.plan.replicated import batch_shardings
 from shardweave.planners.predict.predict import predict_plan, with_candidates
 
+REFINED = 16
+"""Default number of simulated assignments of degrees: enough to reach a local optimum with few
+blocks; with many, the chain model's best ones."""
+
 TOP = 4
-"""Paths of the chain's order that are simulated before single blocks are changed: a start that is
-good by another path than the first. Not tuned."""
+"""Number of the chain model's best paths that are simulated before single blocks are changed, in
+case another path than the first is the better start. Not tuned."""
 
 
 def refined(
@@ -41,9 +47,9 @@ def refined(
 ) -> dict[Path, Predicted]:
     """Simulate at most `most` paths, and return their predictions, the fastest that fits first.
 
-    first: a path that fits by the chain, which is always simulated. Then come paths that change one
-    block of the fastest so far, in the order of the chain's time. A local optimum: no path that
-    differs from it in one block is faster, if `most` suffices.
+    first: a path that fits by the chain model; it is always simulated. Then come paths that change
+    one block of the fastest so far, in the order of the model's time. If `most` suffices, the
+    result is a local optimum: no path that differs from it in one block is faster.
     """
     seen: dict[Path, Predicted] = {}
     near = [first, *(p for p in best_paths(costs, TOP) if costs.memory(p) <= budget_bytes)]
@@ -63,7 +69,7 @@ def _rank(predicted: Predicted) -> tuple[bool, float]:
 
 
 def _changed(costs: ChainCosts, path: Path) -> Iterator[Path]:
-    """Paths with another choice for one block."""
+    """Yield paths that differ in the choice of one block."""
     for place, row in enumerate(costs.unary_s):
         for choice in range(len(row)):
             if choice != path[place]:
@@ -99,7 +105,8 @@ def plan_oases(
     schedule: str = "cross-pass",
     precision: str = "",
     memory_share: float = 0.95,
-    refine: int = 0,
+    micro_batches: int = 0,
+    refine: int = REFINED,
 ) -> Plan:
     """The degrees of least time for a step of two sub-batches, and the whole step as a plan.
 
@@ -111,16 +118,22 @@ def plan_oases(
     plan's `precision`. Exact for this model (`oases.dp`). The model prices, at each degree, the
     program that runs if all blocks have it.
 
-    batch_split: 2, or 1 for a blocking step. refine: number of assignments of degrees that are
-    simulated, which the paper does not do: the best of the model, and changes of single blocks of
-    the fastest (`refined`); 0 takes the model's best.
+    On a mesh with a stage axis (Sec. 5.4) each stage gets about equal work and the memory of its
+    own device, and runs 1F1B: (n - 1) times the slowest stage and the sum of all.
+
+    batch_split: 2, or 1 for a blocking step. micro_batches: number in a step; 0: as many as
+    divide each device's rows, at most four per stage. A degree below the whole axis needs more
+    rows. refine: number of assignments of degrees that are simulated, which the paper does not do:
+    the best of the model, and changes of single blocks of the fastest (`refined`); 0 takes the
+    model's best.
 
     Raises ValueError for invalid options and a program without parallel pairs, PlanError if no
     degrees fit into memory.
     """
     _check(batch_split, memory_share)
     check_plan_precision(precision)
-    axes = Axes.of(mesh, tensor, data, batch_split)
+    pipeline = _pipeline(program, mesh, data, batch_split, micro_batches)
+    axes = Axes.of(mesh, tensor, data, batch_split, pipeline)
     options = ChainOptions(recompute, precision)
     problem = chain_of_program(program, axes, cluster, options)
     devices = cluster.device_types(mesh.num_devices)
@@ -148,9 +161,20 @@ def plan_oases(
     rows = [Candidate(runs(problem.chain.degrees(path)), took) for path, took in seen.items()]
     first_s = seconds_text(seen[solution.path].time_s)
     count = counted(len(seen), "assignment", "was")
-    reason = f"{count} simulated; that of the chain model takes {first_s}"
+    reason = f"{count} simulated; the chain model's best takes {first_s}"
     best = replace(planned(next(iter(seen))), reasons=(*plan.reasons, reason))
     return with_candidates(best, rows)
+
+
+def _pipeline(
+    program: Program, mesh: Mesh, data: str, batch_split: int, micro_batches: int
+) -> Pipeline | None:
+    """Make the stages and micro-batches of a step; None for one of each."""
+    inputs, _ = batch_shardings(program, mesh, data)
+    base = with_pipeline(Plan(inputs=inputs, batch_split=batch_split), program, mesh).pipeline
+    if not micro_batches:
+        return base
+    return replace(base or Pipeline((("*",),)), micro_batches=micro_batches)
 
 
 def _with_degrees(program: Program, space: DegreeSpace, degrees: Sequence[int], step: Plan) -> Plan:
@@ -197,15 +221,16 @@ def _candidates(
 
 
 def _predicted(chain: Chain, costs: ChainCosts, path: Sequence[int], budget: float) -> Predicted:
-    """The chain's prediction for a path: seconds, and bytes by part."""
+    """The chain model's prediction for a path: seconds, and bytes by part."""
     chosen = [block.choices[a] for block, a in zip(chain.blocks, path, strict=True)]
     works = [work for choice in chosen for work in (choice.forward, choice.backward)]
+    share = chain.micro_batches / len(chain.starts)
     return Predicted(
         time_s=costs.time_s(path),
-        compute_s=sum(sum(work.compute_s) for work in works),
+        compute_s=share * sum(sum(work.compute_s) for work in works),
         communication_s={
-            "blocks": sum(sum(work.communication_s) for work in works),
-            "gradients": sum(choice.sync_s for choice in chosen),
+            "blocks": share * sum(sum(work.communication_s) for work in works),
+            "gradients": share * sum(choice.sync_s for choice in chosen),
         },
         memory_bytes=dict(zip(MEMORY_PARTS, chain.memory_parts(path), strict=True)),
         capacity_bytes=budget,

@@ -1,8 +1,8 @@
 """Prices of blocks at a degree, from the program that would run if all blocks had it.
 
-For each degree the plan that gives it to every block is lowered as it would be to run, and its ops
-and messages are counted with the block of the captured op that they come from: their location is
-that op's number while they are lowered.
+For each degree, the plan in which every block has it is lowered as for a run. Each op and message
+is counted for the block of the captured op from which it comes; during lowering, an op's location
+holds the number of its captured op.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from shardweave.planners.cost.model import CostModel
 from shardweave.planners.lowering.lower import lowered
 from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.oases.degree import (
-    TIME_AXIS,
+    TIMES,
     Axes,
     DegreeSpace,
     batch_annotations,
@@ -49,9 +49,9 @@ from shardweave.planners.structure.linear_maps import Cut
 class BlockPrice:
     """Price of a block at one degree: seconds of sub-batches 0 and 1, and bytes of one device.
 
-    fed_s: part of the forward compute whose result only a message reads. sync_s: reduction of
-    gradients. kept_bytes: activations that the backward pass reads. message_bytes: bytes received
-    in the forward pass.
+    fed_s: forward compute whose result only a message reads. sync_s: reduction of gradients.
+    kept_bytes: activations that the backward pass reads. message_bytes: bytes received in the
+    forward pass.
     """
 
     forward_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -106,13 +106,8 @@ def handed_at(
 def price(program: Program, space: DegreeSpace, degree: int, cluster: Cluster) -> DegreePrices:
     """Price each block at `degree`, or replicated if it cannot have it. Linear in the ops."""
     plan = plan_of_degrees(program, space, [degree] * len(space.blocks))
-    passes = PlanPasses.of(plan)
     # Merged messages would belong to several blocks.
-    kept = [
-        each
-        for each in (*passes.partitioning, *passes.recomputation)
-        if each.name != "merge-collectives"
-    ]
+    kept = [each for each in PlanPasses.of(plan).partitioning if each.name != "merge-collectives"]
     local = lowered(_numbered(program), plan, kept)
     costs = CostModel(cluster, local.mesh or Mesh())
     places = {op: place for place, op in enumerate(program.ops)}
@@ -142,7 +137,7 @@ def _count(op: Operation, price: BlockPrice, costs: CostModel) -> None:
     compute[index] += costs.op_time_s(op)
     if not isinstance(op, CollectiveOp):
         return
-    seconds = costs.collective_time_s(op)
+    seconds = _message_s(op, costs)
     users = [use.operation for result in op.results for use in result.uses]
     if all(isinstance(user, func.ReturnOp) for user in users) and not is_forward:
         price.sync_s += seconds
@@ -155,15 +150,23 @@ def _count(op: Operation, price: BlockPrice, costs: CostModel) -> None:
                 price.fed_s[index] += costs.op_time_s(value.owner)
 
 
+def _message_s(op: CollectiveOp, costs: CostModel) -> float:
+    """Seconds of a collective; micro-batches along its time axes are added up before, for free."""
+    names = tuple(name for name in op.axes if name not in TIMES)
+    if len(names) == len(op.axes):
+        return costs.collective_time_s(op)
+    return costs.sync_time_s(op.kind(), names, num_bytes(tensor_type_of(op.operands[0])))
+
+
 def moving_s(
     value: SSAValue, before: Sharding, after: Sharding, axes: Axes, costs: CostModel
 ) -> float:
-    """Seconds of the messages that reshard one sub-batch of a value. Shardings may use the time
-    axis, along which sub-batches follow each other; it carries no messages."""
+    """Seconds of the messages that reshard one sub-batch of a value. Shardings may use time axes,
+    which need no messages."""
     total = 0.0
     itemsize = dtype_of_value(value).itemsize
     for step in reshard(shape_of(value), before, after, axes.with_time):
-        names = tuple(name for name in step.axes if name != TIME_AXIS)
+        names = tuple(name for name in step.axes if name not in TIMES)
         if names and issubclass(step.op, CollectiveOp):
             ring = costs.ring_over(names, all_pairs=step.op.ALL_PAIRS)
             operand = prod(before.local_shape(shape_of(value))) * itemsize

@@ -1,4 +1,4 @@
-"""Oases' chain of a program: its blocks, and what each costs at each degree on a cluster."""
+"""Oases' chain for a program: its blocks, and the cost of each at each degree on a cluster."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from math import prod
 
 from xdsl.ir import Operation, SSAValue
 
+from shardweave.ir.dialects.annotations import layer_of
 from shardweave.ir.dialects.types import (
     AnyTensor,
     dtype_of_type,
@@ -22,6 +23,7 @@ from shardweave.ir.program.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
+from shardweave.planners.lowering.stages.cut_stages import stages_of_layers
 from shardweave.planners.oases.blocks import ProgramBlock, read_blocks
 from shardweave.planners.oases.chain import Chain, ChainBlock, DegreeOption, Matrix, PassTimes
 from shardweave.planners.oases.degree import Axes, DegreeSpace, batch_size
@@ -70,11 +72,17 @@ def chain_of_program(
     space = DegreeSpace(axes, tuple(blocks), tuple(cuts), handed)
     prices = {degree: price(program, space, degree, cluster) for degree in handed}
     owners = _owners(program, blocks)
+    stages = _stages(program, blocks, axes)
+    micro_batches = axes.pipeline.micro_batches if axes.pipeline else 1
+    # Of 1F1B, the first stage keeps a micro-batch for each stage.
+    kept = [min(micro_batches, 1 + stages[-1] - stage) for stage in stages]
     chosen = tuple(
         ChainBlock(
             block.name,
             tuple(
-                _option(space, number, degree, prices[degree], owners[number], options)
+                _option(space, number, degree, prices[degree], owners[number], options).in_step(
+                    kept[number], micro_batches
+                )
                 for degree in sorted(set(cuts[number]) & set(prices))
             ),
         )
@@ -85,13 +93,22 @@ def chain_of_program(
         _gathers(space, block.enters[0], before, after, costs)
         for block, (before, after) in zip(blocks[1:], pairwise(chosen), strict=True)
     )
-    return ProgramChain(Chain(chosen, gathers), space, prices)
+    starts = tuple(stages.index(stage) for stage in sorted(set(stages)))
+    return ProgramChain(Chain(chosen, gathers, starts, micro_batches), space, prices)
+
+
+def _stages(program: Program, blocks: Sequence[ProgramBlock], axes: Axes) -> list[int]:
+    """The pipeline stage of each block: that of its first pair."""
+    if axes.pipeline is None:
+        return [0] * len(blocks)
+    stage_of = stages_of_layers(program, axes.pipeline.stages)
+    return [stage_of[layer_of(block.pairs[0].columns[0])] for block in blocks]
 
 
 def _cuts(
     program: Program, block: ProgramBlock, pairs: dict[int, list[Pair]]
 ) -> dict[int, dict[SSAValue, Cut]]:
-    """Cuts of a block's parameters, by each degree over which all its pairs divide."""
+    """Shardings of a block's parameters, for each degree over which all its pairs divide."""
     cuts_of: dict[int, dict[SSAValue, Cut]] = {1: {}}
     for degree, known in pairs.items():
         by_columns = {pair.columns: pair.cuts for pair in known}
@@ -105,7 +122,7 @@ def _cuts(
 def _tables(
     program: Program, block: ProgramBlock, degree: int, known: dict[SSAValue, Cut]
 ) -> dict[SSAValue, Cut]:
-    """Cuts along the rows of a block's embeddings that no projection shares."""
+    """Shardings along the rows of a block's embeddings whose weights no projection shares."""
     members = set(block.forward)
     tables: dict[SSAValue, Cut] = {}
     for op, table in input_embeddings(program):
@@ -160,7 +177,7 @@ def _option(
     parameters: Sequence[str],
     options: ChainOptions,
 ) -> DegreeOption:
-    """A block at a degree, with its recomputation."""
+    """Make the option of a block at a degree, including its recomputation."""
     block, split = prices.blocks[number], space.axes.batch_split
     backward, backward_message = list(block.backward_s), list(block.backward_message_s)
     kept_bytes = block.kept_bytes
@@ -206,7 +223,7 @@ def _entering_bytes(space: DegreeSpace, number: int, degree: int) -> int:
 def _gathers(
     space: DegreeSpace, value: SSAValue, before: ChainBlock, after: ChainBlock, costs: CostModel
 ) -> Matrix:
-    """Seconds of gathering, in all sub-batches, what one block hands to the next."""
+    """Seconds to gather one block's output for the next, in all sub-batches, by their degrees."""
 
     def gather_s(first: int, second: int) -> float:
         if first == second:

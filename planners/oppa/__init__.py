@@ -1,1 +1,1 @@
-"""OPPA: Bayesian optimisation over parallelism configurations."""
+"""OPPA: Bayesian optimisation over training configurations, by trials."""

@@ -1,7 +1,7 @@
-"""Choice of the next trial.
+"""Choosers of the next trial.
 
-Each is asked for a row of the table, given the trials so far. Rows that were tried are never
-chosen again, so that a search ends at the latest when the space does.
+Given the trials so far, each chooses a row of the table of configurations. A row that was tried is
+never chosen again, so that a search ends at the latest when all were tried.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ STREAK = 3
 """Consecutive out-of-memory trials after which the next is random (as in the released code)."""
 
 FAILED_MEMORY = 1.2
-"""Share of the memory assumed for an out-of-memory trial (as in the released code)."""
+"""Memory assumed for an out-of-memory trial, over the device's (as in the released code)."""
 
 NOISE = 0.01
-"""Least relative deviation of a throughput: two runs differ more than the steps of one run."""
+"""Least relative deviation of a throughput: two runs differ more than the steps of one."""
 
 FITTED_EACH = 30
 FITTED_EVERY = 5
@@ -37,7 +37,7 @@ MEMORY_NOISE = 0.01
 
 @dataclass(frozen=True)
 class History:
-    """The trials so far, and for each, in order, the row of the table that it tried.
+    """The trials so far, and the row of the table that each of them tried.
 
     memory_bytes: of a device; None if unknown: only trials that ran out of memory then count as too
     large.
@@ -54,6 +54,14 @@ class History:
         tried = set(self.rows)
         return [row for row in range(len(self.table.configurations)) if row not in tried]
 
+    @property
+    def open_by_degrees(self) -> dict[tuple[int, ...], list[int]]:
+        """Untried rows, grouped by the degrees of their configurations."""
+        rows: dict[tuple[int, ...], list[int]] = {}
+        for row in self.open_rows:
+            rows.setdefault(self.table.configurations[row].degrees, []).append(row)
+        return rows
+
     def fits(self, record: Record) -> bool:
         """True if a trial ran, within the memory."""
         peak, limit = record.outcome.peak_bytes, self.memory_bytes
@@ -67,7 +75,7 @@ class History:
         return next(ran, 0.0)
 
     def first(self, count: int) -> History:
-        """History of the first `count` trials."""
+        """The history of the first `count` trials."""
         return replace(self, rows=self.rows[:count], records=self.records[:count])
 
     def throughputs(self) -> Samples | None:
@@ -119,7 +127,7 @@ class Suggestion:
 
 
 class Chooser(Protocol):
-    """A way to search."""
+    """A strategy of search."""
 
     def choose(self, history: History, rng: np.random.Generator) -> Suggestion:
         """The next row; at least one is open."""
@@ -128,24 +136,26 @@ class Chooser(Protocol):
 
 def first_choice(history: History, rng: np.random.Generator) -> Suggestion:
     """Pick a random row among those whose degrees were tried least, to try all of them soon."""
-    counts: dict[tuple[int, ...], list[int]] = {}
-    for row in history.open_rows:
-        counts.setdefault(history.table.configurations[row].degrees, []).append(row)
+    by_degrees = history.open_by_degrees
     tried = Counter[tuple[int, ...]](r.configuration.degrees for r in history.records)
-    fewest = min(tried[degrees] for degrees in counts)
-    degrees = [d for d in counts if tried[d] == fewest]
-    chosen = degrees[int(rng.integers(len(degrees)))]
-    return Suggestion(int(rng.choice(counts[chosen])), "random: one of the first")
+    fewest = min(tried[degrees] for degrees in by_degrees)
+    least = [rows for degrees, rows in by_degrees.items() if tried[degrees] == fewest]
+    return Suggestion(_drawn(least, rng), "random: one of the first")
+
+
+def _drawn(groups: Sequence[Sequence[int]], rng: np.random.Generator) -> int:
+    """Draw one of the groups, all equally likely, then one of its rows (D.5)."""
+    return int(rng.choice(groups[int(rng.integers(len(groups)))]))
 
 
 def random_instead(history: History, first: int, rng: np.random.Generator) -> Suggestion | None:
-    """Pick a random row: at first, if none ran, and after `STREAK` out-of-memory trials; else
-    None."""
+    """Pick a random row for the first trials, while none has run, and after `STREAK` trials that
+    ran out of memory; else None."""
     if len(history.records) < first or history.scale == 0:
         return first_choice(history, rng)
     last = [record.outcome.status for record in history.records[-STREAK:]]
     if len(last) == STREAK and set(last) == {"out_of_memory"}:
-        row = int(rng.choice(history.open_rows))
+        row = _drawn([*history.open_by_degrees.values()], rng)
         return Suggestion(row, f"random: the last {STREAK} ran out of memory")
     return None
 
@@ -183,7 +193,8 @@ class BayesianChooser:
         best = np.log(max(kept, default=1e-9) / history.scale)
         gain = constrained_improvement(throughput, memory, best, 1.0)
         if not gain.any():
-            return Suggestion(int(rng.choice(rows)), "random: nothing promises to improve")
+            row = _drawn([*history.open_by_degrees.values()], rng)
+            return Suggestion(row, "random: no gain is expected anywhere")
         index = int(np.argmax(gain))
         return Suggestion(rows[index], _expectation(history, throughput, memory, index))
 
@@ -201,8 +212,8 @@ class BayesianChooser:
     def _fit(
         self, history: History, samples: Samples, what: str, formula: Formula | None
     ) -> Belief:
-        """The belief about all samples, with the numbers of the last trial that has a fit. They
-        follow from the trials alone, so that a search that was stopped goes on the same. what: the
+        """The belief about all samples, with parameters from the last trial after which a fit was
+        due. They depend on the trials alone, so that a resumed search goes on the same. what: the
         method of `History` that gives the samples."""
         count = len(history.records)
         known = history.first(count if count <= FITTED_EACH else count - count % FITTED_EVERY)

@@ -1,8 +1,8 @@
-"""Gaussian processes for throughput and memory, on botorch; which is imported when first used.
+"""Gaussian processes for throughput and memory, by botorch, which is imported at first use.
 
-Matern-5/2, one product over all features (ARD, as in the released code), around a mean that is a
-constant or a formula (`prior`). Its numbers and the kernel's are fitted together, by their
-posterior mode: they are believed log-normal.
+The kernel is Matern-5/2 over all features at once (ARD, as in the released code); the mean is a
+constant or a formula (`prior`). Parameters of mean and kernel are fitted together, by their
+posterior mode; their priors are log-normal.
 """
 # gpytorch has no types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -53,13 +53,13 @@ def botorch() -> ModuleType:
 
 @dataclass(frozen=True)
 class Belief:
-    """A fitted process."""
+    """A fitted Gaussian process."""
 
     model: Any = field(repr=False)
     samples: Samples = field(repr=False)
 
     def at(self, table: SpaceTable) -> tuple[Floats, Floats]:
-        """Mean and variance, without observation noise, for each row of the table. Time: rows x
+        """Mean and variance, without observation noise, for each row of a table. Takes time rows x
         samples x features; the process's own call would compute rows x rows covariances."""
         with torch.no_grad():
             model, seen = self.model, _inputs(self.samples.table)
@@ -105,7 +105,7 @@ def _inputs(table: SpaceTable) -> Tensor:
 
 
 def _kernel(features: int, size: float) -> Any:
-    """Build the kernel. size: scale of the values, smaller for the residuals of a good formula."""
+    """Create the kernel. size: scale of the values; smaller for the residuals of a formula."""
     from gpytorch.kernels import MaternKernel, ScaleKernel
     from gpytorch.priors import LogNormalPrior
 
@@ -120,9 +120,9 @@ def _kernel(features: int, size: float) -> Any:
 
 
 def _formula_mean(samples: Samples, formula: Formula) -> Any:
-    """Wrap a formula as a mean module of gpytorch. A process hands its mean features, not sizes.
-    The samples' sizes are kept beside, for the likelihood only ever asks for the mean of all
-    samples; other rows go through `_mean`."""
+    """Wrap a formula as a mean module of gpytorch. A process passes its mean the features, but
+    formulas need sizes. So the mean holds the samples' sizes, as the likelihood only asks for the
+    mean of all samples; means of other rows are computed by `_mean`."""
     from gpytorch.means import Mean
     from gpytorch.priors import NormalPrior
 

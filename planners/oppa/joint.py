@@ -1,4 +1,4 @@
-"""The joint space of `auto` as configurations, which `oppa` searches."""
+"""The search space of `auto`, as configurations that `oppa` searches."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class JointPlans:
         return list(self._points)
 
     def plan(self, configuration: Configuration) -> Plan:
-        """Make a configuration's plan. Raises PlanError if the model has too few blocks to cut."""
+        """Make a configuration's plan. PlanError if the model has too few blocks for its stages."""
         plan = self._maker.plan(self._points[configuration], self.program)
         return replace(plan, planner=self.planner)
 

@@ -1,4 +1,4 @@
-"""OPPA: the planner that tries plans out, and chooses them by what it learned from the trials."""
+"""The planner `oppa`: tries plans, and chooses the next one by what it learned from the trials."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class TrialOptions:
 
 @dataclass(frozen=True)
 class OppaOptions(TrialOptions):
-    """first: random trials before anything is learned."""
+    """Options of `plan_oppa`. first: number of random trials before choosing by a model."""
 
     first: int = 5
 
@@ -234,7 +234,7 @@ def plan_by_trials(
 
 @dataclass(eq=False)
 class PlanTrial:
-    """Trials in the simulator: partitions the program by a plan, and simulates its step."""
+    """Trials in the simulator: each lowers the program by a plan and simulates its step."""
 
     plans: Plans
     cluster: Cluster
@@ -247,7 +247,7 @@ class PlanTrial:
         self.lowerings = Lowerings(self.plans.program, most=RECENT)
 
     def run(self, configuration: Configuration) -> Outcome:
-        """Simulate once, since the simulator has no noise; a failed partition is a crash."""
+        """Simulate once, since the simulator has no noise; a failed partition counts as a crash."""
         try:
             predicted = self.predict(configuration)
         except ValueError as error:
@@ -267,7 +267,7 @@ class PlanTrial:
 def _real_trial(
     plans: Plans, options: TrialOptions, host: Host | None, earlier: Sequence[Outcome]
 ) -> Trial:
-    """Make the trial on real processes, which stops trials slower than earlier ones."""
+    """Make a trial that runs on real processes, and ends early if slower than `earlier` ones."""
     launch = launch_of(host, plans.planner)
     real = RealTrials(launch, options.steps, options.trial_limit_s, options.slow)
     real.learn(earlier)

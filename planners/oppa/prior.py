@@ -1,7 +1,7 @@
 """OPPA's belief before any trial: throughput (11)-(18) and memory (19)-(20) by formula.
 
-Each formula has a few unknown numbers, which are fitted together with the Gaussian process around
-it. Notation of the paper: n devices, dp, tp, pp degrees, mb micro-batches, mc chunks.
+Each formula has a few unknown parameters, fitted together with the Gaussian process around it.
+ Notation of the paper: n devices, dp, tp, pp degrees, mb micro-batches, mc chunks.
 
     compute      tc / n (mb + (pp - 1) / mc)                                (11)
     p2p          a + b size                                                 (12)
@@ -12,17 +12,17 @@ it. Notation of the paper: n devices, dp, tp, pp degrees, mb micro-batches, mc c
     throughput   1 / (compute + data + tensor + pipeline)                   (18)
     memory       m1 / (pp tp) + m2 / (n mb) + m3, at most the cap           (19), (20)
 
-The size of a message and the seconds per byte are one number to a fit: `*_transfer` is b g or
-D b c, `*_latency` is a or D a.
+A fit cannot tell the size of a message from the seconds per byte, so that their product is one
+parameter: `*_transfer` is b g or D b c, `*_latency` is a or D a.
 
-What is wrong in the above is mended: in (11) tc is the work of a micro-batch, so that the whole
+Errors in the equations are corrected: in (11) tc is the work of a micro-batch, so that the whole
 step's is divided by mb; (14) sends the gradients of a device, g / (tp pp); (15) and (16) send the
 activations of a replica, c / dp, and a stage of (15) has D / pp layers; (16) is 0 for one stage.
-And they say what they leave out of the space: recomputation does part of the work again and keeps
-less; ZeRO shares out optimizer state (12 of 16 bytes of a parameter), gradients (2) and weights (2)
-over dp; a stage keeps pp micro-batches at once; (14) has a latency for each bucket, and stages 2
-and 3 of ZeRO reduce every micro-batch's gradients (half an all-reduce), stage 3 also gathers the
-weights twice (another one).
+Dimensions that the paper lacks are added: recomputation repeats part of the work and keeps less;
+ZeRO shards optimizer state (12 of 16 bytes of a parameter), gradients (2) and weights (2) over dp;
+a stage keeps pp micro-batches at once; (14) has a latency for each bucket; ZeRO stages 2 and 3
+reduce every micro-batch's gradients (half an all-reduce), and stage 3 gathers weights twice (one
+all-reduce).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from torch import Tensor
 from shardweave.planners.trials.space import Floats, SpaceTable
 
 Columns = Mapping[str, Tensor]
-"""Sizes of configurations by name, as in `space.Table.columns`."""
+"""Sizes of configurations by name, as in `SpaceTable.columns`."""
 
 Values = Mapping[str, Tensor]
-"""The formula's numbers by name, all above 0."""
+"""The parameters of a formula by name, all above 0."""
 
 STATES = (12 / 16, 2 / 16, 2 / 16)
-"""Of a parameter's bytes: optimizer, gradient, weight (Rajbhandari et al. 2020, Sec. 3.1)."""
+"""Shares of a parameter's bytes: optimizer, gradient, weight (Rajbhandari et al., Sec. 3.1)."""
 
 FIRST_GUESS: Mapping[str, float] = {
     "work": 1.0,
@@ -61,7 +61,7 @@ FIRST_GUESS: Mapping[str, float] = {
     "constant": 0.1,
     "kept": 0.2,
 }
-"""First guess of each number, as a share of a step's work on one device, or of its memory."""
+"""First guess of each parameter, as a share of a step's work on one device, or of its memory."""
 
 
 @dataclass(frozen=True)
@@ -74,22 +74,22 @@ class ThroughputPrior:
     )  # fmt: skip
 
     def __call__(self, x: Columns, of: Values) -> Tensor:
-        """-log seconds; the shape of the columns."""
+        """Return -log(seconds) of each configuration."""
         return -torch.log(self.compute_s(x, of) + self.communication_s(x, of))
 
     def compute_s(self, x: Columns, of: Values) -> Tensor:
-        """(11)."""
+        """Seconds of compute, by (11)."""
         micro_batches = x["micro_batches"]
         work = of["work"] / micro_batches * (1 + of["recomputed"] * x["recomputed"])
         bubble = (x["pipeline"] - 1) / x["chunks"]
         return work / devices_of(x) * (micro_batches + bubble)
 
     def communication_s(self, x: Columns, of: Values) -> Tensor:
-        """(17): the sum of (14), (15) and (16)."""
+        """Seconds of communication, by (17): the sum of (14), (15) and (16)."""
         return self.data_s(x, of) + self.tensor_s(x, of) + self.pipeline_s(x, of)
 
     def data_s(self, x: Columns, of: Values) -> Tensor:
-        """(14)."""
+        """Seconds of data parallelism, by (14)."""
         share = 1 / (x["tensor"] * x["pipeline"])
         transfer = of["data_transfer"] * share
         bucket = torch.maximum(x["data_bucket_mib"], x["zero_bucket_mib"])
@@ -97,14 +97,14 @@ class ThroughputPrior:
         return _passes(x) * all_reduce(x["data"], messages, transfer)
 
     def tensor_s(self, x: Columns, of: Values) -> Tensor:
-        """(15)."""
+        """Seconds of tensor parallelism, by (15)."""
         micro_batches = x["micro_batches"]
         size = of["tensor_transfer"] / micro_batches
         seconds = all_reduce(x["tensor"], of["tensor_latency"], size / x["data"])
         return micro_batches * seconds / x["pipeline"]
 
     def pipeline_s(self, x: Columns, of: Values) -> Tensor:
-        """(16)."""
+        """Seconds of messages between stages, by (16)."""
         repeats = x["chunks"] * x["micro_batches"]
         size = of["pipeline_transfer"] / x["micro_batches"]
         seconds = of["pipeline_latency"] + size / x["data"]
@@ -115,15 +115,15 @@ class ThroughputPrior:
 class MemoryPrior:
     """Peak memory of configurations as a share of a device's, by Equations (19) and (20).
 
-    cap: the share that a trial counts as if it ran out of memory, and the largest that is believed;
-    it is approached smoothly.
+    cap: the share that a trial counts as if it ran out of memory, which is also the largest
+    possible share; the formula approaches it smoothly.
     """
 
     numbers: ClassVar[tuple[str, ...]] = ("weights", "activations", "constant", "kept")
     cap: float = 1.2
 
     def __call__(self, x: Columns, of: Values) -> Tensor:
-        """A share; the shape of the columns."""
+        """Return the share of memory that each configuration needs."""
         weights = of["weights"] / (x["pipeline"] * x["tensor"]) * _share_of_states(x)
         kept = 1 - x["recomputed"] * (1 - of["kept"])
         activations = of["activations"] / (devices_of(x) * x["micro_batches"])
@@ -145,7 +145,7 @@ def _share_of_states(x: Columns) -> Tensor:
 
 
 def _passes(x: Columns) -> Tensor:
-    """Traffic of a step on the data axis, in all-reduces of the gradients."""
+    """Traffic of a step on the data axis, in units of one all-reduce of the gradients."""
     micro_batches = x["micro_batches"]
     sharded = torch.where(x["zero"] == 2, (micro_batches + 1) / 2, 1.5 * micro_batches)
     return torch.where(x["zero"] < 2, 1.0, sharded)
@@ -161,13 +161,13 @@ def all_reduce(ranks: Tensor, latency: Tensor, transfer: Tensor) -> Tensor:
 
 
 NUMBERS_DEVIATION = 1.5
-"""Prior standard deviation of the logarithm of a formula's numbers, around the first guess."""
+"""Prior standard deviation of the logarithm of a formula's parameters, around the guess."""
 
 SHARES = ("recomputed",)
-"""Numbers of the throughput formula that are not times."""
+"""Parameters of the throughput formula that are not times."""
 
 FORMULA_DEVIATION = 0.05
-"""Believed deviation of a fitted formula, with values of the order of 1."""
+"""Assumed deviation of a fitted formula from values of about 1."""
 
 
 @dataclass(frozen=True)
@@ -180,12 +180,12 @@ class Samples:
 
 
 def columns_of(table: SpaceTable) -> dict[str, Tensor]:
-    """The sizes of a table, as formulas take them."""
+    """The sizes in a table, as input of formulas."""
     return {name: torch.tensor(values) for name, values in table.columns.items()}
 
 
 def first_guess(samples: Samples, formula: Formula) -> dict[str, float]:
-    """`FIRST_GUESS`, with its times scaled so that the formula matches the samples' median."""
+    """`FIRST_GUESS`, with its times scaled so that the formula fits the samples' median."""
     guess = {name: FIRST_GUESS[name] for name in formula.numbers}
     if "work" not in guess:
         return guess
@@ -196,7 +196,7 @@ def first_guess(samples: Samples, formula: Formula) -> dict[str, float]:
 
 
 def predict(table: SpaceTable, formula: Formula, numbers: Mapping[str, float]) -> Floats:
-    """The formula's value of each row."""
+    """The formula's value for each row of the table."""
     values = {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
     return formula(columns_of(table), values).numpy()
 
@@ -211,7 +211,7 @@ def fit_formula(samples: Samples, formula: Formula) -> dict[str, float]:
     targets = torch.tensor(samples.values)
 
     def misfit(logs: Tensor) -> Tensor:
-        """Misfit of each sample. logs: parameters for all, or (in the last dim) for each sample."""
+        """Misfit of each sample. logs: of the parameters, for all or (last dim) for each sample."""
         values = {name: logs[..., i].exp() for i, name in enumerate(numbers)}
         return (formula(columns, values) - targets) * weights
 

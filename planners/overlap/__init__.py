@@ -1,1 +1,1 @@
-"""Orders of the ops of a step that hide communication."""
+"""Orders of a step's ops that hide communication behind compute."""

@@ -1,8 +1,8 @@
-"""AxoNN's overlaps as orders of ops, each of which hides what its hand-written algorithm hides.
+"""AxoNN's overlaps as orders of ops; each hides the messages that AxoNN's own code hides.
 
-Singh et al., arXiv 2305.13525, Sec. 4: (A) the all-reduce of the gradient of I travels while the
-gradient of W is computed, (B) reduce-scatters of the gradients of W, and what else reduces
-gradients of parameters, are waited for at the end of the backward pass, (C) the next weight is
+Singh et al., arXiv 2305.13525, Sec. 4, for a layer with input I and weight W: (A) the all-reduce of
+the gradient of I overlaps the computation of the gradient of W, (B) reductions of the gradients of
+W and other parameters are waited for at the end of the backward pass, (C) the next weight is
 gathered while a layer computes. All other messages block. Keeping gathered weights (D) does not
 change the order (`delete-redundant-collectives`).
 """
@@ -24,7 +24,7 @@ from shardweave.planners.plan.plan_parts import AXONN_SCHEDULES
 AXONN_ORDERS: Mapping[str, frozenset[str]] = {
     name: frozenset(name.removeprefix("axonn-")) for name in AXONN_SCHEDULES
 }
-"""Overlaps of each order by name, which accumulate as in the paper's Figure 3."""
+"""Sets of overlaps by the order's name; they accumulate as in the paper's Figure 3."""
 
 
 def axonn_order(
@@ -59,15 +59,15 @@ class _AxonnOrder:
 
     def run(self) -> list[Operation]:
         for op in self.ops:
+            if op in self.place:
+                for gather in self.gathers[self.place[op] : self.place[op] + 2]:
+                    self._add(gather)
             if op in self.order or isinstance(op, WaitOp) or self._shows_gradient(op):
                 continue  # is added before what reads it, or at the end
             if self._may_wait(op):
                 self.put_off.append(op)
                 continue
             self._add(op)
-            if op in self.place:
-                for following in self.gathers[self.place[op] + 1 : self.place[op] + 2]:
-                    self._add(following)
             if op in self.input_gradients:
                 self._catch_up()
         self._catch_up()
@@ -76,7 +76,7 @@ class _AxonnOrder:
         return list(self.order)
 
     def _may_wait(self, op: Operation) -> bool:
-        """True if an op waits until an input gradient of its block is being reduced."""
+        """True if an op can be deferred until an input gradient of its block is being reduced."""
         if not self.input_gradients or phase_of(op) != "backward" or op in self.leading:
             return False
         if self.put_off and self.blocks.of_op(self.put_off[0]) != self.blocks.of_op(op):
@@ -97,7 +97,7 @@ class _AxonnOrder:
             self._add(op)
 
     def _add(self, op: Operation) -> None:
-        """Append an op after the ops that produce its operands; if it blocks, with its wait."""
+        """Append an op after the producers of its operands and, if it blocks, its wait."""
         if op in self.order:
             return
         for value in op.operands:

@@ -13,11 +13,11 @@ from shardweave.planners.cost.model import CostModel
 
 @dataclass
 class Graph:
-    """The ops of a step (waits folded into their starts) with times and dependences.
+    """The ops of a step (a wait is part of its start) with their times and dependences.
 
-    All lists are by op, in program order. waits: the wait of a start. compute_s: seconds on the
-    compute stream (for a start, the seconds to start it). travel_s: seconds from a start to its
-    arrival. tail_s: longest path from the op's beginning to the end of the step.
+    All lists are by op, in program order. waits: a start's wait. compute_s: seconds on the compute
+    stream (for a start, the seconds to start it). travel_s: seconds from a start to its arrival.
+    tail_s: longest path from the op's beginning to the end of the step.
     """
 
     ops: list[Operation]
@@ -56,7 +56,7 @@ def build_graph(ops: Sequence[Operation], cost: CostModel) -> Graph:
 
 
 def leading_to(ops: Sequence[Operation], goals: Collection[Operation]) -> set[Operation]:
-    """Return `goals` and all ops that they depend on. ops: in program order. Linear in uses."""
+    """Return `goals` and all of `ops`, in program order, that they depend on. Linear in uses."""
     leading: set[Operation] = set()
     for op in reversed(ops):
         users = (use.operation for result in op.results for use in result.uses)

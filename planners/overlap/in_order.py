@@ -47,7 +47,7 @@ def started_in_order(
 
 @dataclass
 class _Run:
-    """Consecutive messages of one block, phase and sub-batch."""
+    """Consecutive gathers or reduce-scatters of one block, phase and sub-batch."""
 
     place: Place
     starts: list[Operation] = field(default_factory=list[Operation])
@@ -135,7 +135,7 @@ class _InOrder:
     # Weights
 
     def _reach(self, number: int) -> None:
-        """Gather the run of weights that is read next, and start gathering the following run."""
+        """Append the gathers of run `number`, whose weights are read next, and then of the next."""
         for op in self.gathers[number].starts:
             self._add(op)
         if not self.is_ahead:
@@ -153,7 +153,7 @@ class _InOrder:
                 self._add(op)
 
     def _read_again(self, weights: Weights) -> Iterator[Operation | None]:
-        """Yield for each run its first reader in the backward pass, if it ends the forward pass."""
+        """Yield, per run, None; for forward's last run, its first reader in the backward pass."""
         for before, after in zip_longest(self.gathers, self.gathers[1:]):
             is_last = after is not None and before.place[1] == "forward" != after.place[1]
             starts = before.starts if is_last else []
@@ -170,7 +170,7 @@ class _InOrder:
     # Parts of attention
 
     def _next_part(self) -> dict[Operation, list[Operation]]:
-        """Map each slice of an attention to the gathers of the next slice."""
+        """Map each partial attention to the gathers that the next part of it reads."""
         next_part: dict[Operation, list[Operation]] = {}
         parts = [op for op in self.ops if is_positional(op)]
         for before, after in pairwise(parts):
@@ -184,13 +184,13 @@ class _InOrder:
     # Gradients
 
     def _land_scatters(self, number: int) -> None:
-        """Wait for the scattered gradients of the run before run `number`."""
+        """Append the waits of the reduce-scatters of the run before run `number`."""
         for run in self.scatters[max(0, number - 1) : number]:
             for op in run.starts:
                 self._add(wait_of(op))
 
     def _can_wait(self, op: Operation) -> bool:
-        """True if an op waits until a message of its block is in flight."""
+        """True if an op can be deferred until a message of its block is in flight."""
         if not self.is_ahead or not self.joints_left:
             return False
         if self.deferred and self.blocks.of_op(self.deferred[0]) != self.blocks.of_op(op):
@@ -208,8 +208,8 @@ class Weights:
     """The gathers of weights.
 
     starts: gathers that depend only on parameters. bringers: ops that produce their operands.
-    made_of: by start, all values that show its weights. parts: by start of several weights, the ops
-    that unpack these.
+    made_of: by start, all views of its weights. parts: by start of a joined gather, the ops that
+    unpack it.
     """
 
     def __init__(self, program: Program, ops: Sequence[Operation]) -> None:
@@ -254,7 +254,7 @@ def _is_joining(op: Operation) -> bool:
 
 
 def is_last(start: Operation) -> bool:
-    """True if the program only returns a message's result, and no op reads it."""
+    """True if no op reads a message's result, except views that are only returned."""
     return all(map(_is_returned, wait_of(start).results))
 
 

@@ -1,12 +1,12 @@
 """Interleaving sub-batches at their communications: Merak's and Oases' orders.
 
-Each sub-batch is a thread of ops in program order. Oases' Algorithm 1 runs the ops of one
-thread up to a communication; there it waits for the one in flight, starts this one, and
-switches to the next thread, whose compute hides it. Algorithm 2 does the same in the backward
-pass, where a thread's ops are, segment by segment in reverse, its recomputation and its
-backward ops: the next segment's recomputation needs nothing in flight and so runs beside the
-all-reduce of the last one's input gradient. The threads are read off the program, so any
-blocks that end in collectives interleave, not transformer layers alone.
+Each sub-batch is a thread of ops in program order. Oases' Algorithm 1 runs the ops of one thread up
+to a communication; there it waits for the one in flight, starts this one, and switches to the next
+thread, whose compute hides it. Algorithm 2 does the same in the backward pass. There a thread's ops
+are, segment by segment in reverse, its recomputation and its backward ops: recomputation of the
+next segment needs no message, and so overlaps the all-reduce of the last segment's input gradient.
+Threads follow from the program, so that any blocks that end in collectives interleave, not
+transformer layers alone.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Interleaver:
         self._arrive()
 
     def finish(self) -> None:
-        """Append the waits that are still missing: those for gradients over the data axis."""
+        """Append the waits that are still missing, those for gradients over the data axis."""
         for wait in self.waits:
             self._emit(wait)
 
@@ -126,7 +126,7 @@ class _Interleaver:
         self.in_flight = None
 
     def _expect(self) -> None:
-        """Count the missing producers of each shared op, to emit it as soon as it can run."""
+        """Count the missing producers of each shared op, so that it is emitted once it can run."""
         for place, op in enumerate(self.shared):
             self.places[op] = place
             producers = {p for p in _producers(op) if p not in self.emitted}

@@ -1,8 +1,8 @@
-"""Memory during list scheduling: bytes that an op allocates, and that last readers free.
+"""Memory during list scheduling: bytes that ops allocate, and that the last readers free.
 
 A list schedule runs ops as early as possible, so values would live long, above all recomputed ones.
-A `MemoryBudget` admits an op only while the live bytes stay under a cap, and `recompute_gates`
-lets recomputation run at most a few communications before its place in the program.
+A `MemoryBudget` admits an op only while the live bytes stay under a cap, and `recompute_gates` lets
+recomputation run at most a few communications before its position in the program.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _starter(op: Operation) -> Operation:
 
 
 class MemoryBudget:
-    """Live bytes after the ops that ran, under a cap."""
+    """Bytes live after the ops run so far, and the cap that they should not exceed."""
 
     def __init__(self, live: Liveness, cap_bytes: int) -> None:
         self.live = live

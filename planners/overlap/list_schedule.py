@@ -1,10 +1,10 @@
-"""List scheduling of a whole step on the cost model.
+"""List scheduling of a whole step, with times from the cost model.
 
-The step is a graph of compute ops and communications. Time advances on one compute stream and
-one stream per group of communication. Whenever the compute stream is free, it runs the op of
-highest priority whose operands have arrived; a communication starts as soon as its operand
-exists. Scheduling ignores models, layers and passes (except for recomputation, `list_memory`):
-one sub-batch's backward runs beside another's forward where that hides more.
+The step is a graph of compute ops and communications. Time advances on one compute stream and one
+stream per group of communication. Whenever the compute stream is free, it runs the op of highest
+priority whose operands have arrived; a communication starts as soon as its operand exists.
+Scheduling ignores models, layers and passes (except for recomputation, `list_memory`): one
+sub-batch's backward runs beside another's forward where that hides more.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _Scheduler:
         return picked
 
     def _over_budget(self) -> int:
-        """Take the first ready op in program order, although it exceeds the budget."""
+        """Take the first ready op in program order, although the budget does not admit it."""
         entry = min((*self.ready, *self.starts), key=lambda e: e[1])
         heap = self.ready if self.graph.streams[entry[1]] is None else self.starts
         heap.remove(entry)
@@ -114,7 +114,7 @@ class _Scheduler:
         return entry[1]
 
     def _deliver(self) -> None:
-        """Release the readers of communications that have arrived."""
+        """Make ops ready whose communications have arrived."""
         while self.arrivals and self.arrivals[0][0] <= self.now:
             self._release(self.graph.successors[heapq.heappop(self.arrivals)[1]])
 

@@ -67,7 +67,7 @@ def reschedule(
 
 
 def _in_order(program: Program, ops: Sequence[Operation], memory_cap: int | None) -> None:
-    """Apply `in-order`; without prefetching if that would exceed the cap."""
+    """Apply schedule `in-order`; without gathering ahead if that would exceed the cap."""
     program.reorder(started_in_order(program, ops))
     if memory_cap is not None and peak_memory(program).peak_bytes > memory_cap:
         program.reorder(started_in_order(program, ops, is_ahead=False))
@@ -111,7 +111,7 @@ class _Try(NamedTuple):
 
 
 class _Trials:
-    """Simulations of a program in many orders; equal orders are simulated once."""
+    """Simulates a program's ops in many orders, each distinct order once."""
 
     def __init__(self, program: Program, model: CostModel) -> None:
         self.program, self.model = program, model

@@ -1,1 +1,1 @@
-"""A plan: its JSON, its names, its checks."""
+"""Plans: their data, JSON, names of layers and ops, and checks."""

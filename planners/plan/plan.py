@@ -26,7 +26,7 @@ from shardweave.planners.plan.plan_parts import (
 FORMAT = "shardweave.plan/1"
 
 _UNDONE = ("idle", "whole", "no effect", "no sequence parallelism")
-"""Words that mark notes on requests that the plan does not fulfil."""
+"""Words that mark notes on something that the user asked for and the plan does not do."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,10 @@ class Plan:
     alone_bytes: a weight or a gradient of at least this size travels in a message of its own,
     smaller ones share messages (`bucket-collectives`); 0: the default threshold, for CPUs.
     recompute: policy of `rematerialize`; recompute_in: names or patterns of the blocks that it
-    recomputes, empty for all. offload: values that the host keeps until the backward pass (`values`
-    of `offload-activations`), or `none`. decompose: names or patterns of the layers whose products
-    compute while blocks of their operands or sums travel (`decompose-collectives`). schedule: of
+    recomputes, empty for all. offload: what the host keeps: `inputs` or `all` (`values` of
+    `offload-activations`) until the backward pass, `states` of the optimizer until the update, both
+    (`inputs+states`), or `none`. decompose: names or patterns of the layers whose products compute
+    while blocks of their operands or sums travel (`decompose-collectives`). schedule: of
     `overlap-communication`; cluster: a preset or a file for which the schedule is optimized.
     pipeline: its stages; None for one stage. zero: ZeRO stage, which shards over the data axis: 1
     optimizer state, 2 also gradients, 3 also parameters. precision: `fp32`, `bf16-mixed` or
@@ -120,7 +121,7 @@ class Plan:
         return self.pipeline is not None and self.pipeline.schedule == "list"
 
     def on_parts_of(self, mesh: Mesh) -> Plan:
-        """This plan, with each axis split into the parts that `mesh` has of it."""
+        """This plan, in whose mesh each axis is split into the parts that `mesh` has of it."""
         refined = Mesh(**self.mesh).on_parts_of(mesh)
         sizes = {axis.name: axis.size for axis in refined.axes}
         return self if sizes == self.mesh else replace(self, mesh=sizes)

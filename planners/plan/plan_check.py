@@ -35,7 +35,7 @@ def check_followed(plan: Plan, program: Program) -> None:
     Shardings are not compared under ZeRO or a pipeline, which change how parameters are stored."""
     own = program.mesh or Mesh()
     mesh = Mesh(**plan.mesh).on_parts_of(own)
-    what_to_do = "give the plan that it was made by, or leave the plan out."
+    what_to_do = "give the plan that the program was made with, or leave the plan out."
     if plan.mesh and mesh.device_axes != own.device_axes:
         raise PlanError(
             f"the program is partitioned for mesh {Mesh(own.device_axes)}, but the plan is for "

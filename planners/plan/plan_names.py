@@ -1,4 +1,4 @@
-"""Names in a plan: the arguments, layers and ops of a program that they match, and their shardings.
+"""Names in a plan, and the arguments, layers and ops of a program that they match.
 
 A layer's name alone matches all its outputs. The two additions of a transformer layer's residual
 stream are outputs of the same layer; a plan that treats them differently names the op as well, as
@@ -49,7 +49,7 @@ def is_pattern(name: str) -> bool:
 
 
 class Lookup:
-    """Lookup in a table of names and patterns: an exact name wins, then the first pattern."""
+    """Lookup in a table by name or pattern: an exact name wins, then the first pattern."""
 
     def __init__(self, table: Mapping[str, str]) -> None:
         self._table = table

@@ -1,4 +1,4 @@
-"""Components of a plan other than shardings, and strict readers of their JSON."""
+"""Parts of a plan that are not shardings, and strict readers of their JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 from shardweave.ir.suggest import did_you_mean
 
 PAPERS_RECOMPUTE = ("none", "layer", "after-communication")
-"""Recomputation policies that the papers' planners and baselines choose from."""
+"""Recomputation policies from which the planners and baselines of papers choose."""
 
 PRODUCTS = "after-products"
 """The policy of `rematerialize` that keeps the results of products, attention and collectives."""
@@ -18,8 +18,16 @@ PRODUCTS = "after-products"
 RECOMPUTE = (*PAPERS_RECOMPUTE, PRODUCTS)
 """Policies of `rematerialize` that a plan may name."""
 
-OFFLOAD = ("none", "inputs", "all")
-"""Choices of values that `offload-activations` moves to the host."""
+STATES = "states"
+OFFLOAD = ("none", "inputs", "all", STATES, f"inputs+{STATES}", f"all+{STATES}")
+"""Choices of what the host keeps: values of `offload-activations`, optimizer states, or both."""
+
+
+def offloaded(choice: str) -> tuple[str, bool]:
+    """Split a choice of `OFFLOAD` into values of `offload-activations`, or `none`, and whether
+    optimizer states are on the host."""
+    return choice.removesuffix(STATES).removesuffix("+") or "none", choice.endswith(STATES)
+
 
 AXONN_SCHEDULES = ("axonn-a", "axonn-ab", "axonn-abc")
 SCHEDULES = ("", "blocking", "sub-batch", "cross-pass", "in-order", "list", *AXONN_SCHEDULES)
@@ -37,7 +45,7 @@ to be trained in mixed precision, with 32-bit master copies, because small updat
 bits. `bf16-true` means that there are no master copies."""
 
 SOURCES = ("", "estimated", "simulated", "measured")
-"""Sources of predicted numbers: a closed form, the simulator, or runs."""
+"""Sources of predicted numbers: a formula (estimated), the simulator, or runs (measured)."""
 
 
 class PlanError(ValueError):
@@ -65,7 +73,7 @@ class Pipeline:
 
     @property
     def num_places(self) -> int:
-        """Number of coordinates of the stage axis that the stages occupy, not counting chunks."""
+        """Number of ranks on the stage axis that `shares` lists; without shares, of stages."""
         return sum(map(len, self.shares)) if self.shares else len(self.stages)
 
 

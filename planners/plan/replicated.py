@@ -58,7 +58,7 @@ def batch_shardings(program: Program, mesh: Mesh, *axes: str) -> tuple[dict[str,
 
 
 def can_be_cut(size: int, axes: Sequence[str], mesh: Mesh) -> bool:
-    """True if a dim of `size` can be sharded over `axes`, evenly or not, with no rank left out."""
+    """True if sharding a dim of `size` over `axes`, evenly or not, gives every rank a part."""
     try:
         contiguous(axes, size, mesh)
     except ValueError:
@@ -67,8 +67,8 @@ def can_be_cut(size: int, axes: Sequence[str], mesh: Mesh) -> bool:
 
 
 def idle_data(inputs: Mapping[str, str], mesh: Mesh, *axes: str) -> list[str]:
-    """Return a note for each mesh axis in `axes` whose ranks all compute the same, because the plan
-    shards no input (`inputs` is empty)."""
+    """Return a note for each mesh axis in `axes` that is idle because `inputs`, the plan's sharded
+    inputs, is empty: its ranks all compute the same."""
     return [
         f"axis '{axis}' of the mesh is idle: no input can be sharded over "
         f"{axis}={mesh.size(axis)}, and its ranks all compute the same"
@@ -78,8 +78,8 @@ def idle_data(inputs: Mapping[str, str], mesh: Mesh, *axes: str) -> list[str]:
 
 
 def notes_on_empty_parts(plan: Plan, program: Program) -> list[str]:
-    """Return a note for each sharding of an input dim that leaves some shards empty, such as a
-    batch of 8 over data=500. Takes time linear in the devices of the sharding's axes."""
+    """Return a note for each sharding of an input dim that leaves some devices without data, such
+    as a batch of 8 over data=500. Takes time linear in the devices of the sharding's axes."""
     mesh = Mesh(**plan.mesh).within_stage
     notes: dict[tuple[int, DimSharding], str] = {}
     for index, given in argument_shardings(program, "input", plan.inputs, mesh).items():

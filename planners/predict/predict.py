@@ -1,4 +1,4 @@
-"""Predictions of plans by the simulator, and comparisons between them."""
+"""Simulated predictions of plans, and comparisons between plans."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from shardweave.planners.predict.pipeline.runs import simulate_runs
 from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
 from shardweave.planners.simulate.simulate import simulate
 from shardweave.planners.simulate.simulation import Simulation
+from shardweave.planners.simulate.update_cost import update_of
 
 _ROUNDING = 1e-9
-"""Relative difference up to which two times are equal (sums in another order)."""
+"""Relative difference up to which times count as equal: sums in another order may differ."""
 
 TIE = 0.01
 """Relative difference up to which two simulated plans are a tie: extrapolating a deep model from a
 few blocks may be off by as much."""
 
 _TOLD = 0.05
-"""Least share of the gap between two plans for which a part is named as a cause."""
+"""Share of the gap between two plans from which on a part of the step is named as a cause."""
 
 
 def predicted_of(simulation: Simulation | PipelineSimulation) -> Predicted:
-    """Convert a simulation to a plan's prediction; of a pipeline, the busiest stage's time and the
-    fullest's memory."""
+    """Convert a simulation to a plan's prediction: for a pipeline, time of the busiest stage and
+    memory of the fullest."""
     if isinstance(simulation, PipelineSimulation):
         busiest, bubble_s, host_s = simulation.busiest, simulation.bubble_s, 0.0
         communication_s = dict(busiest.communication_s)
@@ -128,6 +129,7 @@ def simulate_step(
             program, plan, goal, optimizer_multiplier=optimizer_multiplier, update=update
         )
     if not is_staged(program):
+        update = update_of(program, update)
         simulation = simulate(
             program, cluster, mesh, optimizer_multiplier=optimizer_multiplier, precision=precision
         )
@@ -172,7 +174,7 @@ def predict_plan(program: Program | Lowerings, plan: Plan, cluster: Cluster) -> 
 
 
 def with_candidates(plan: Plan, candidates: Sequence[Candidate]) -> Plan:
-    """Add candidates, the best first, to a plan, with the reason why each other one lost."""
+    """Add to a plan its candidates, best first, and the reason why each other one lost."""
     best = candidates[0]
     rest = [replace(c, reason=why_slower(best.predicted, c.predicted)) for c in candidates[1:]]
     reasons = [
@@ -190,7 +192,7 @@ def with_candidates(plan: Plan, candidates: Sequence[Candidate]) -> Plan:
 
 
 def why_slower(best: Predicted, other: Predicted) -> str:
-    """Say why a step is worse than the best: it does not fit, or by which parts it is slower."""
+    """Tell in words why a step is worse than `best`: memory that it lacks, or slower parts."""
     if other.capacity_bytes and not other.fits:
         return f"does not fit, by {gib(other.peak_bytes - other.capacity_bytes)} GiB"
     gap = other.time_s - best.time_s
@@ -202,8 +204,8 @@ def why_slower(best: Predicted, other: Predicted) -> str:
 
 
 def gap_parts(best: Predicted, other: Predicted) -> str:
-    """Name in brackets the parts of `other` that differ most from `best`: the two with the largest
-    increase, and the one with the largest decrease."""
+    """Name, in brackets, the parts of `other` that differ most from `best`: the two largest
+    increases and the largest decrease."""
     gap = other.time_s - best.time_s
     before, after = time_parts(best), time_parts(other)
     changes = {part: after.get(part, 0.0) - before.get(part, 0.0) for part in before | after}

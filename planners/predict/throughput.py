@@ -1,4 +1,4 @@
-"""Samples, tokens and FLOPs a second of a predicted step."""
+"""Samples, tokens and FLOPs per second of a predicted step."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def recomputed_flops(program: Program, plan: Plan) -> float:
 class Throughput:
     """Throughput of a step of a captured program on some devices.
 
-    seq: tokens of a sample; 0 for a model without tokens. flops: of the model, in a step; again: of
-    recomputation. peak_flops_s: of the slowest device in the parameters' dtype; 0 if unknown.
-    update_s: seconds of `time_s` in the optimizer's update, which MFU leaves out.
+    seq: tokens of a sample; 0 for a model without tokens. flops: the model's, in a step; again:
+    those of recomputation. peak_flops_s: of the slowest device in the parameters' dtype; 0 if
+    unknown. update_s: seconds of the optimizer's update within `time_s`, which MFU leaves out.
     """
 
     batch: int
@@ -59,8 +59,7 @@ class Throughput:
     def of(
         program: Program, cluster: Cluster, plan: Plan, predicted: Predicted
     ) -> Throughput | None:
-        """Throughput of a step under a plan; None if the inputs have no batch, or the step takes no
-        time."""
+        """Throughput of a step under a plan; None if inputs have no batch, or time is 0."""
         try:
             batch = batch_of(program)
         except PlanError:

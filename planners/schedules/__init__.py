@@ -1,1 +1,1 @@
-"""Pipeline schedules as data: the order in which each rank runs its micro-batches."""
+"""Pipeline schedules as tables: the order in which each rank runs its micro-batches."""

@@ -1,6 +1,6 @@
 """DualPipeV: a V of two chunks whose forward and backward passes run side by side (DeepSeek 2025).
 
-The steps are those of github.com/deepseek-ai/DualPipe. A forward and a backward pass that overlap
+The steps are those of github.com/deepseek-ai/DualPipe. Forward and backward passes that run at once
 there follow each other here; the compute of one hides the communication of the other.
 """
 

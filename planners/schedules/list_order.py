@@ -1,7 +1,7 @@
-"""Schedule `list`: list scheduling of all stages' passes by their seconds, with I and W split.
+"""Schedule `list`: list scheduling of all stages' passes by seconds, with B split into I and W.
 
-Micro-batches in flight are bounded, as in the heuristic of Qi et al. 2024 (Sec. 3.1): backward
-passes to the input go first, forward passes run as far ahead as memory allows, and weight gradients
+Micro-batches in flight are bounded, as in the heuristic of Qi et al. 2024 (Sec. 3.1): input
+gradients (I) go first, forward passes run as far ahead as memory allows, and weight gradients (W)
 fill the gaps. Several bounds and policies are tried, and the other schedules' orders are among the
 candidates, so that the result is never slower than they are.
 """
@@ -18,11 +18,11 @@ from shardweave.planners.schedules.table import Action, Kind, Table, actions_in_
 
 GAPS = (0.0, 0.5, 1.0)
 """Policies of waiting: a rank puts off a weight gradient if another pass becomes ready within this
-share of the gradient's own time."""
+share of the weight gradient's own time."""
 
 
 MOST_PASSES = 60_000
-"""Bound on the passes ordered in all attempts together, which takes about a second."""
+"""Most passes to order in all attempts together; this many take about a second."""
 
 
 StageAt = tuple[int, int]
@@ -31,16 +31,16 @@ StageAt = tuple[int, int]
 
 @dataclass(frozen=True)
 class PassCosts:
-    """Costs of a pipeline's passes. pass_s: seconds of a pass at a (stage, rank), of kind `F`
-    (forward), `I` (input gradients) or `W` (weight gradients). message_s: seconds of a message from
-    one (stage, rank) to another."""
+    """Costs of a pipeline's passes, for stages at ranks (`StageAt`). pass_s: seconds of a pass of
+    kind `F` (forward), `I` (input gradients) or `W` (weight gradients). message_s: seconds of a
+    message from one stage and rank to another."""
 
     pass_s: Callable[[StageAt, Kind], float]
     message_s: Callable[[StageAt, StageAt], float] = lambda source, goal: 0.0
 
 
 UNIT_COSTS = PassCosts(lambda stage_at, kind: 1.0)
-"""Costs of one second for each pass, and none for messages."""
+"""One second for each pass, and no time for messages."""
 
 
 Placement = Sequence[Sequence[int]]
@@ -99,12 +99,12 @@ def list_table(
 
 
 def _rounded(seconds: float) -> float:
-    """Round to three digits, so that memory decides between orders that are about as fast."""
+    """Round to three digits; orders of nearly equal time then tie, and memory decides."""
     return float(f"{seconds:.3g}")
 
 
 def most_weight_passes_in_flight(table: Table) -> int:
-    """Largest number of passes F on a rank at once whose weight gradients are still missing."""
+    """Largest number of forward passes on a rank whose weight gradients are still missing."""
     most = 0
     for actions in table:
         now = 0
@@ -116,15 +116,15 @@ def most_weight_passes_in_flight(table: Table) -> int:
 
 
 def time_of(table: Table, num_stages: int, costs: PassCosts) -> float:
-    """Seconds until the last rank is done, if each rank starts its next pass once it can."""
+    """Seconds until the last rank is done, if each rank begins every pass as early as it can."""
     return max(end_s for *_, end_s in times_of(table, num_stages, costs))
 
 
 def times_of(
     table: Table, num_stages: int, costs: PassCosts
 ) -> Iterator[tuple[int, Action, float, float]]:
-    """Yield (rank, action, start, end in seconds) of all passes, if each rank starts its next pass
-    once it can. Raises ValueError for a deadlock."""
+    """Yield (rank, action, start, end in seconds) of all passes, if each rank begins every pass as
+    early as it can. Raises ValueError for a deadlock."""
     done: dict[tuple[int, str, int], tuple[int, float]] = {}
     free = [0.0] * len(table)
     for rank, action in actions_in_order(table, num_stages):
@@ -256,7 +256,7 @@ class _Greedy:
         return actions
 
     def _comes_before(self, rank: int, now_s: float, until_s: float) -> bool:
-        """True if a pass F or I that the rank may run becomes ready between two times."""
+        """True if between two times a pass F or I becomes ready that the rank may run."""
         kinds: list[Kind] = ["I"]
         if self.in_flight[rank] < self.policy.limits[rank]:
             kinds.append("F")
@@ -285,7 +285,7 @@ class _Greedy:
                 self._arrive(rank, stage, Action(stage - 1, "I", number), end_s)
 
     def _arrive(self, source: int, stage: int, goal: Action, end_s: float) -> None:
-        """Record when pass `goal` has its operand, made by rank `source` in `stage` at `end_s`."""
+        """Record when pass `goal` gets its operand, made by rank `source` in `stage` at `end_s`."""
         rank = self.places[goal.stage][goal.micro_batch]
         if goal.stage != stage:
             end_s += self.costs.message_s((stage, source), (goal.stage, rank))

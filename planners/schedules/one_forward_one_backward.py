@@ -31,8 +31,8 @@ def alternating(
 
 
 def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
-    """Make the 1F1B table: a forward pass per later stage, then both kinds in turn, then the rest.
-    Source: Narayanan et al. 2021, Sec. 2.2."""
+    """Make the 1F1B table: as many forward passes as there are later stages, then both kinds in
+    turn, then the rest. Source: Narayanan et al. 2021, Sec. 2.2."""
     assert chunks == 1
     table: list[tuple[Action, ...]] = []
     for rank in range(ranks):
@@ -43,8 +43,8 @@ def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) ->
 
 
 def round_size(ranks: int, micro_batches: int) -> int:
-    """Number of micro-batches that a rank runs through one chunk before the next chunk. Raises
-    ValueError for micro-batches that do not divide into rounds of at least `ranks`."""
+    """Number of micro-batches that a rank runs through one chunk before it turns to the next.
+    Raises ValueError if micro-batches do not divide into rounds of at least `ranks`."""
     rounds = max(1, micro_batches // ranks)
     if micro_batches % rounds:
         raise ValueError(
@@ -57,8 +57,8 @@ def round_size(ranks: int, micro_batches: int) -> int:
 def passes(
     kind: Kind, rank: int, ranks: int, micro_batches: int, chunks: int, size: int
 ) -> list[Action]:
-    """List a rank's passes of a kind in order: a round of `size` micro-batches through each chunk,
-    from the first chunk if they are forward."""
+    """List a rank's passes of one kind in order: `size` micro-batches through each chunk in turn,
+    then the next `size`; chunks in order if forward, else reversed."""
     return [
         Action(chunk * ranks + rank, kind, number)
         for first in range(0, micro_batches, size)
@@ -68,7 +68,7 @@ def passes(
 
 
 def interleaved(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
-    """Make the interleaved 1F1B table. A rank runs two more passes ahead for each later rank."""
+    """Make the interleaved 1F1B table. Each rank runs two more passes ahead than the next rank."""
     table: list[tuple[Action, ...]] = []
     size = round_size(ranks, micro_batches)
     for rank in range(ranks):

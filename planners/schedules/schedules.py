@@ -49,7 +49,7 @@ class Schedule:
 
 
 LIST = "list"
-"""The schedule that is optimized for a program; `table` makes it for passes of equal time."""
+"""Schedule optimized for a program's costs; `Schedule.table` assumes passes of equal time."""
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B", "I", "W"]
-"""Forward; whole backward; backward to the input; backward to the weights, which follows `I`."""
+"""Forward; backward; backward to inputs only; backward to weights only, which follows `I`."""
 
 
 class Action(NamedTuple):
@@ -30,14 +30,14 @@ Table = tuple[tuple[Action, ...], ...]
 
 
 class RankPasses:
-    """The passes of one rank, each of which takes its stage's next micro-batch of that kind."""
+    """The passes of one rank; each pass takes the stage's next micro-batch for its kind."""
 
     def __init__(self) -> None:
         self.actions: list[Action] = []
         self._ran: Counter[tuple[int, str]] = Counter()
 
     def ran(self, stage: int, kind: str) -> int:
-        """Number of passes of a stage of kind F, I or W so far; B is both of the latter."""
+        """Number of passes of a stage of kind F, I or W so far; a B counts as both I and W."""
         return self._ran[stage, kind]
 
     def add(self, stage: int, *kinds: Kind) -> None:
@@ -73,7 +73,7 @@ def actions_in_order(table: Table, num_stages: int) -> list[tuple[int, Action]]:
 
 
 def gives_of(action: Action) -> list[tuple[int, str, int]]:
-    """List the work that an action completes: (stage, kind, micro-batch). B completes I and W."""
+    """List the work that an action completes: (stage, kind, micro-batch). B does both I and W."""
     kinds = "IW" if action.kind == "B" else action.kind
     return [(action.stage, kind, action.micro_batch) for kind in kinds]
 

@@ -17,7 +17,7 @@ from shardweave.planners.schedules.schedules import LIST, find_schedule
 from shardweave.planners.schedules.table import Action, Table
 
 Shares = Sequence[Sequence[int]]
-"""By stage, the micro-batches that each of its ranks runs; with chunks, only for the first."""
+"""By stage, the number of micro-batches on each of its ranks; with chunks, of the first chunk."""
 
 
 def uneven_table(schedule: str, shares: Shares, chunks: int = 1) -> Table:
@@ -79,7 +79,7 @@ def _one_forward_one_backward(shares: Shares) -> list[list[Action]]:
 
 
 def _in_groups(schedule: str, shares: Shares, chunks: int) -> list[list[Action]]:
-    """List each stage's actions in the schedule's order, with groups of micro-batches as units."""
+    """List each stage's actions: the schedule orders groups of micro-batches, not single ones."""
     count, size = sum(shares[0]), max(map(len, shares))
     groups = -(-count // size)
     try:
@@ -100,8 +100,8 @@ def _in_groups(schedule: str, shares: Shares, chunks: int) -> list[list[Action]]
 
 
 def takers_of(shares: Sequence[int]) -> list[int]:
-    """Assign each micro-batch to the rank furthest behind its number in `shares`; return the
-    ranks."""
+    """Assign each micro-batch in turn to the rank that lags most behind its number in `shares`;
+    return the ranks."""
     total = sum(shares)
     taken = [0] * len(shares)
     takers: list[int] = []
@@ -114,7 +114,7 @@ def takers_of(shares: Sequence[int]) -> list[int]:
 
 
 def fitted_shares(shares: Shares, count: int) -> tuple[tuple[int, ...], ...]:
-    """Scale shares to `count` micro-batches. PlanError if a stage has more ranks than that."""
+    """Scale shares to `count` micro-batches. PlanError if a stage has more than `count` ranks."""
     most = max(map(len, shares), default=0)
     if count < most:
         raise PlanError(
@@ -125,7 +125,7 @@ def fitted_shares(shares: Shares, count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _fitted(shares: Sequence[int], count: int) -> tuple[int, ...]:
-    """Give each rank one micro-batch, and the others to the rank furthest behind its share."""
+    """Give each rank one micro-batch; others go to the rank furthest behind its share."""
     total = sum(shares)
     counts = [1] * len(shares)
     for _ in range(count - len(shares)):

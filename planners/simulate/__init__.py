@@ -1,1 +1,1 @@
-"""The simulator of one program: streams, timeline, memory."""
+"""Simulator of one program: streams, timeline, memory, and the optimizer's update."""

@@ -1,8 +1,9 @@
-"""Memory of a staged step, run by run, as the runner of a rank has it.
+"""Memory of a staged step on each rank, run by run, as when the step is executed.
 
-A value that a function leaves lives until the last function that reads it has done so; what a
-function makes beside lives within its run. Sums over micro-batches are added to in place. Messages
-live from when their receive is posted, which is ahead, and until an answer shows that they arrived.
+A value that a function leaves for later ones is freed after its last reader; a function's other
+values are freed within its run. Sums over micro-batches are added to in place. A received message
+takes memory from when its receive is posted, which is ahead of its use; a sent one until another
+message shows that it has arrived.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class PlaceMemory:
 
 
 def memory_of_places(program: Program) -> list[PlaceMemory]:
-    """Peak memory by coordinate on the stage axis."""
+    """Peak memory of each coordinate on the stage axis."""
     return [fullest(runs) for runs in memory_of_runs(program)]
 
 
 def fullest(runs: Iterable[PlaceMemory]) -> PlaceMemory:
-    """Return the (first) run with the most bytes; a PlaceMemory of 0 bytes without runs."""
+    """Return the (first) run with the most bytes; for no runs, one of 0 bytes."""
     return max(runs, key=lambda run: run.peak_bytes, default=PlaceMemory())
 
 
@@ -77,7 +78,7 @@ def memory_of_runs(program: Program) -> list[list[PlaceMemory]]:
 
 
 def parameters_of_places(program: Program) -> list[int]:
-    """Bytes of the stored parameter shards that each coordinate on the stage axis uses."""
+    """Bytes of the stored parameter shards, by coordinate on the stage axis."""
     places = StagePlaces.of(program)
     held: list[dict[str, int]] = [{} for _ in range(program.needed_mesh().num_stages)]
     for function in functions_of(program).values():
@@ -105,7 +106,7 @@ _Name = tuple[int, str, str]
 
 @dataclass(frozen=True, eq=False)
 class _Owner:
-    """Memory that values of one stage share. is_kept: each micro-batch has a copy of its own."""
+    """An allocation that one stage's values share. is_kept: each micro-batch has its own."""
 
     size: int
     part: str
@@ -117,7 +118,7 @@ def _name_of(slot: Slot, stage: int) -> _Name:
 
 
 def _find_owners(function: StageFunction, owners: dict[_Name, _Owner]) -> None:
-    """Add to `owners` the memory of each result of a function: new, or an argument's."""
+    """Add to `owners` the allocation of each result of a function: a new one or an argument's."""
     stage, mesh = function.stage, function.mesh
     owner_of: dict[SSAValue, _Owner] = {
         slot.value: owners[_name_of(slot, stage)]
@@ -195,8 +196,8 @@ class _Profile:
         self._peaks: dict[tuple[frozenset[_Name], bool], int] = {}
 
     def peak(self, dying: frozenset[_Name], *, adds: bool) -> int:
-        """Peak bytes of a run, relative to the bytes in use before it. dying: values that it reads
-        last and frees. adds: whether its sums are added to existing sums."""
+        """Peak bytes of a run, beyond the bytes in use before it. dying: values that it reads last
+        and frees. adds: whether its terms are added to existing sums."""
         if (dying, adds) not in self._peaks:
             work = self.work
             gone = work.freed + work.added if adds else Counter(work.freed)
@@ -224,10 +225,10 @@ def _by_owner(names: Iterable[_Name], owners: Mapping[_Name, _Owner]) -> dict[_O
 
 
 class _Rank:
-    """Memory of the ranks of one coordinate.
+    """Memory of the ranks at one coordinate.
 
-    readers: number of values in each memory that are still to be read. inbox: by sending
-    coordinate, its messages in order: bytes, and how many of our messages it had received. sent: by
+    readers: number of reads still to come of each allocation. inbox: by sending coordinate, its
+    messages in order: bytes, and the number of our messages that it had received. sent: by
     coordinate, bytes of the messages that are not known to have arrived; arrived: number that have.
     here: bytes of messages between two stages of this rank.
     """
@@ -261,7 +262,7 @@ class _Rank:
         return self.seen
 
     def _last_reads(self) -> list[frozenset[_Name]]:
-        """For each run, the values that no later run reads."""
+        """For each run, the values that it is the last to read."""
         read: set[tuple[_Name, int | None]] = set()
         reads: list[frozenset[_Name]] = []
         for run in reversed(self.runs):
@@ -293,7 +294,7 @@ class _Rank:
         self._send(profile, run)
 
     def _leave(self, profile: _Profile, number: int | None) -> list[_Owner]:
-        """Count the results of a run as readers of their memory; returns the memory that is new."""
+        """Count the later reads of a run's results; returns the allocations that are new."""
         fresh: dict[_Owner, None] = {}
         for name, slot in profile.leaves.items():
             key = self._key(profile.owners[name], number)
@@ -309,7 +310,7 @@ class _Rank:
         return owner, number if owner.is_kept else None
 
     def _look(self, beside: int) -> None:
-        """Record the bytes in memory while a function runs. beside: its own peak."""
+        """Update the peak with the bytes in use during a run. beside: the run's own peak."""
         posted = sum(
             size for coming in self.inbox.values() for size, _ in islice(coming, RECEIVES_AHEAD)
         )
@@ -321,7 +322,7 @@ class _Rank:
         self.seen.append(PlaceMemory(sum(held.values()), held))
 
     def _receive(self, profile: _Profile, number: int | None) -> None:
-        """Remove a function's messages from the inbox; its profile counts them from here on."""
+        """Remove a function's messages from the inbox; from now on its profile counts them."""
         for source, size in profile.receives:
             place = self.places.source(source, number)
             if place == self.place:

@@ -56,7 +56,7 @@ def simulate_by(
     optimizer_multiplier: float | None = 0.0,
     precision: str = "",
 ) -> Simulation:
-    """Simulate as `simulate` does, with a cost model that may have priced ops already."""
+    """Simulate as `simulate` does, by a cost model, which caches prices of ops."""
     _mesh_of(program, model.mesh)
     cluster = model.cluster
     run = _Run(model, Streams(cluster.overlap_slowdown, cluster.link_slowdown))
@@ -88,8 +88,8 @@ def simulate_by(
 def _mesh_of(program: Program, mesh: Mesh | None) -> Mesh:
     if is_staged(program):
         raise ValueError(
-            "the program is cut into stages, and this function simulates a program without "
-            "stages; use sw.simulate or `shardweave simulate`."
+            "the program has stages, which this function does not simulate; use sw.simulate or "
+            "`shardweave simulate`."
         )
     own = program.mesh
     if mesh is not None and own is not None and mesh.on_parts_of(own) != own:
@@ -108,7 +108,7 @@ def _mesh_of(program: Program, mesh: Mesh | None) -> Mesh:
 
 @dataclass(eq=False)
 class _Run:
-    """State of a simulation after the ops so far."""
+    """State of a simulation after the ops simulated so far."""
 
     model: CostModel
     streams: Streams
@@ -140,8 +140,7 @@ class _Run:
             self.critical_path_s = arrives_s
 
     def _issue(self) -> None:
-        """Let the host issue the next op. The host never waits; the compute stream waits until the
-        op is issued."""
+        """Let the host issue the next op. The host never waits; the compute stream waits for it."""
         self.host_s += self.model.issue_s
         if self.streams.now_s < self.host_s:
             self.host_wait_s += self.host_s - self.streams.now_s
@@ -160,7 +159,7 @@ class _Run:
         return earliest_s
 
     def _start(self, op: DistOp) -> float:
-        """Start a collective, and wait for it unless it is asynchronous; returns its seconds."""
+        """Start a collective, and wait for it if it blocks; returns the seconds that it takes."""
         seconds = self.model.collective_time_s(op)
         if seconds == 0:
             return 0.0

@@ -1,4 +1,4 @@
-"""A simulated step of one rank: its seconds and bytes, and the text, JSON and trace of them."""
+"""A simulated step of one rank: seconds and bytes, with output as text, JSON and a trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class LowerBound:
-    """Seconds that no order of the same ops can beat: each part bounds the step.
+    """Lower bounds, in seconds, on the step's time in any order of its ops.
 
     compute_s: sum over all ops, without slowdown. link_s: time that each link is in use.
     critical_path_s: the longest chain of dependent ops.
@@ -65,7 +65,7 @@ class Simulation(Timeline):
         return min(d.memory_bytes for d in self.cluster.device_types(self.mesh.num_devices))
 
     def optimizer_multiplier(self, asked: float | None) -> float | None:
-        """Bytes of optimizer state per byte of parameters, of the update; without one, as asked."""
+        """Bytes of optimizer state per byte of parameters: the simulated update's, else `asked`."""
         held = self.memory.parts
         return asked if self.update is None else held["optimizer"] / max(1, held["parameters"])
 

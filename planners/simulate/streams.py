@@ -1,8 +1,8 @@
-"""The streams of one rank in time: compute, and one per communication group, over shared links.
+"""Streams of one rank over time: compute, and one for each group of collectives; links are shared.
 
-Collectives are served in the order in which they are started: one begins when its stream and
-all of its links are free of those started before it. So a faster link never makes anything
-later, which sharing links by time would not promise.
+Collectives are served in the order in which they are started: each begins when its stream and all
+of its links are free of earlier ones. So a faster link never delays anything, which would not be
+certain if concurrent collectives divided a link's bandwidth.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ class Streams:
     def start(
         self, seconds: float, resources: Iterable[Hashable], *, slowdown: float | None = None
     ) -> Flight:
-        """Start a collective that occupies a stream and links (`resources`) for `seconds`.
-        slowdown: None: `self.slowdown`."""
+        """Start a collective that occupies `resources`, a stream and links, for `seconds`.
+        slowdown: None for `self.slowdown`."""
         if seconds == math.inf:
             raise ValueError("a link of the cluster has no bandwidth; give it one above 0.")
         beside = self.slowdown if slowdown is None else slowdown
         return self.launch(Flight(tuple(resources), seconds, beside))
 
     def launch(self, flight: _Flight) -> _Flight:
-        """Let a flight begin once its resources are free."""
+        """Begin a collective as soon as its resources are free; returns it."""
         is_free = True
         for resource in flight.resources:
             queue = self._queues.setdefault(resource, deque())
@@ -124,7 +124,7 @@ class Streams:
         self._finish(done)
 
     def _finish(self, done: list[Flight]) -> None:
-        """Free the resources of flights that ended, and begin the flights that waited for them."""
+        """Free the resources of ended collectives, and begin those that waited for them."""
         for flight in done:
             flight.end_s = self.now_s
         waiting: dict[Flight, None] = {}

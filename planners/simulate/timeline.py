@@ -30,13 +30,13 @@ PHASE_COLOURS = {
 }
 _OTHER_COLOUR = "#b0b0b0"
 _RESOLUTION = 1000
-"""Number of intervals of the step's time that a plot can resolve."""
+"""Number of intervals into which a plot can divide the step's time."""
 
 _MANY_BARS = 300
 
 
 class Event(NamedTuple):
-    """One op on a stream. stream: `compute`, or the axes of a collective, as `data,tensor`."""
+    """One op on a stream: `compute`, or the axes of a collective, such as `data,tensor`."""
 
     name: str
     layer: str
@@ -63,7 +63,7 @@ class Timeline:
 
     @property
     def ratio(self) -> float:
-        """The time of the step, relative to its lower bound."""
+        """The step's time divided by its lower bound."""
         return self.time_s / self.lower_bound_s if self.lower_bound_s else 1.0
 
     @property
@@ -83,7 +83,7 @@ class Timeline:
         return f"iteration      {seconds_text(self.step_s)} on mesh {mesh}, {devices}"
 
     def update_lines(self) -> list[str]:
-        """A line of a summary, if the update was simulated."""
+        """Return the summary's line about the update, if one was simulated, else nothing."""
         if self.update is None:
             return []
         return [f"update         {self.update.line()}; {seconds_text(self.time_s)} without it"]

@@ -1,21 +1,23 @@
-"""Cost of an optimizer's update after a step: from its own code, as ranks run it.
+"""Cost of an optimizer's update after a step, from its own code, as ranks run it.
 
-Ops element by element run on shards; what needs full values of a matrix runs on its owner, to and
-from which one all-to-all of all matrices goes. An update that decides by values of tensors runs on
-shards op by op, and ranks put sums and norms together (`backends/optimizers`).
+Element-wise ops run on shards. An op that needs full matrices runs on each matrix's owner, one of
+the ranks; one all-to-all brings all matrices there, and another one back. An update whose code
+branches on tensors' values runs op by op on shards, and ranks all-reduce sums and norms
+(`backends/optimizers`).
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
 import torch
 
 from shardweave.ir.capture.update.owners import dealt_out, senders_of
+from shardweave.ir.capture.update.streams import streamed_bytes
 from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import Sharding
@@ -23,11 +25,8 @@ from shardweave.ir.program.program import Program, Slot
 from shardweave.ir.program.staged import StagePlaces, functions_of, is_staged
 from shardweave.planners.cost.memory import is_mixed
 from shardweave.planners.cost.model import CostModel
-from shardweave.planners.simulate.update_cost import UpdateCost, optimizer_class
+from shardweave.planners.simulate.update_cost import FOR_THE_REST, UpdateCost, optimizer_class
 from shardweave.planners.simulate.update_programs import Core, PricedUpdate, priced_update
-
-FOR_THE_REST = "AdamW"
-"""Optimizer class for parameters that are not matrices, if the requested one needs matrices."""
 
 _MASTER = torch.float32
 """Dtype of the master copy of 16-bit parameters, which the optimizer updates in mixed precision."""
@@ -35,7 +34,7 @@ _MASTER = torch.float32
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """Shards of a parameter: by rank, its coordinates on the sharding axes, and its elements."""
+    """Placement of a parameter: each rank's coordinates on sharding axes and its elements."""
 
     shards: dict[int, tuple[int, ...]]
     elements: dict[int, int]
@@ -81,7 +80,33 @@ def simulate_update(
             )
     flat = [p for counts in stored.values() for p in counts.elements()]
     kinds = [priced_update(_class_for(name, p), *p[:3]) for p in flat]
-    return _Costs(model, flat, kinds).total(name)
+    cost = _Costs(model, flat, kinds).total(name)
+    return _with_copies(cost, flat, kinds, model) if programs[0].has_host_states else cost
+
+
+def _with_copies(
+    cost: UpdateCost, stored: Sequence[_Stored], kinds: Sequence[PricedUpdate], model: CostModel
+) -> UpdateCost:
+    """Add the copies of states that the host keeps: beside compute, unless an update reads more
+    than its own element, in which case all states are copied before it."""
+    copies_s, held = 2 * cost.state_bytes / model.host_bandwidth_bytes_s, cost.state_bytes
+    if not any(kind.core or kind.joined for kind in kinds):
+        order = _as_in_blocks(stored)
+        sizes = [torch.Size(stored[i].local).numel() * stored[i].dtype.itemsize for i in order]
+        states = [kinds[i].state_bytes + stored[i].copy_bytes for i in order]
+        copies_s, held = max(0.0, copies_s - cost.compute_s), streamed_bytes(sizes, states)
+    temporary_bytes = cost.temporary_bytes + min(held, cost.state_bytes)
+    return replace(cost, host_s=copies_s, temporary_bytes=temporary_bytes)
+
+
+def _as_in_blocks(stored: Sequence[_Stored]) -> list[int]:
+    """Order parameters, by index, as in a model of equal blocks: equal ones spread evenly."""
+    counts, seen = Counter(stored), Counter[_Stored]()
+    places: list[float] = []
+    for parameter in stored:
+        places.append(seen[parameter] / counts[parameter])
+        seen[parameter] += 1
+    return sorted(range(len(stored)), key=places.__getitem__)
 
 
 def _class_for(name: str, stored: _Stored) -> str:
@@ -92,7 +117,7 @@ def _class_for(name: str, stored: _Stored) -> str:
 
 
 def _counts(program: Program, precision: str) -> dict[int, Counter[_Stored]]:
-    """For each stage, its distinct parameters, with how many equal ones there are of each."""
+    """For each stage, its distinct parameters, and the number of equal ones of each."""
     counts: dict[int, Counter[_Stored]] = {}
     for stage, slot, ranks in _parameters(program):
         shape, sharding = program.global_shape_of(slot), program.sharding_of_slot(slot)
@@ -144,7 +169,7 @@ def _layout(
 
 @dataclass(frozen=True)
 class _Costs:
-    """Sums of seconds and bytes over the updates of all parameters, by rank."""
+    """Seconds and bytes by rank, summed over the updates of all parameters."""
 
     model: CostModel
     stored: Sequence[_Stored]
@@ -209,7 +234,7 @@ class _Costs:
 
     def _core(self, index: int, core: Core, owner: int | None) -> None:
         """Add the cost of a core and its messages. owner: rank that computes it; None: every rank
-        that holds the parameter. Results that are not sharded go to the ranks of other stages."""
+        with the parameter does. Unsharded results are also sent to the ranks of other stages."""
         layout, parts = self.stored[index].layout, core.parts
         ranks = list(layout.shards)
         for rank in ranks if owner is None else [owner]:

@@ -1,4 +1,4 @@
-"""Cost of an optimizer's update, as simulated."""
+"""Simulated cost of an optimizer's update."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from shardweave.ir.program.program import Program
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
+
+FOR_THE_REST = "AdamW"
+"""Optimizer class for other parameters, if the requested class only updates matrices."""
 
 
 @dataclass(frozen=True)
 class UpdateCost:
-    """Cost of an optimizer's update; each number is the largest of any rank.
+    """Cost of an optimizer's update; each number is the maximum over ranks.
 
     state_bytes: optimizer state. temporary_bytes: memory during the update alone: full values that
-    a rank gathers, and temporaries of one parameter's update. states: state bytes by rank.
+    a rank gathers, temporaries of one parameter's update, and states that the host keeps. states:
+    state bytes by rank. host_s: time of copies from the host and back that compute does not hide.
     """
 
     optimizer: str
@@ -28,10 +33,11 @@ class UpdateCost:
     state_bytes: int = 0
     temporary_bytes: int = 0
     states: tuple[int, ...] = field(default=(), repr=False)
+    host_s: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return self.compute_s + self.communication_s
+        return self.compute_s + self.communication_s + self.host_s
 
     def record(self) -> dict[str, Any]:
         """The costs as JSON data, without `states`."""
@@ -43,7 +49,14 @@ class UpdateCost:
         sent = f"{self.messages} messages of {bytes_text(self.sent_bytes)}"
         kept = f"state {bytes_text(self.state_bytes)}, temporary {bytes_text(self.temporary_bytes)}"
         times = f"{seconds_text(self.compute_s)} compute, {seconds_text(self.communication_s)}"
+        sent += f", {seconds_text(self.host_s)} of copies to the host" if self.host_s else ""
         return f"{seconds_text(self.seconds)} of {self.optimizer}: {times} in {sent}; {kept}"
+
+
+def update_of(program: Program, name: str) -> str:
+    """The optimizer class whose update is simulated: that of `name`, or AdamW where none is named
+    and the host keeps its states, whose copies take time; else empty."""
+    return name or (FOR_THE_REST if program.has_host_states else "")
 
 
 def optimizer_class(name: str) -> Callable[..., Optimizer]:

@@ -1,4 +1,4 @@
-"""The update of one parameter as programs, which the simulator prices."""
+"""The update of one parameter, captured as programs that the simulator prices."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from shardweave.planners.simulate.update_cost import optimizer_class
 
 @dataclass(frozen=True)
 class _Captured:
-    """Captured update of a parameter. states: shape and dtype of each optimizer state that is no
-    scalar. by_values: its code branches on tensors' values, so that it runs op by op on shards."""
+    """Captured update of a parameter. states: shape and dtype of each non-scalar optimizer state.
+    by_values: its code branches on tensors' values, so that it runs op by op on shards."""
 
     update: Update
     states: tuple[tuple[tuple[int, ...], torch.dtype], ...]

@@ -1,4 +1,4 @@
-"""Linear maps of a program, the parameters behind their weights, and expanded dims."""
+"""Linear maps of a program, their parameters, and dims that an expand repeats."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def repeated_dims(ops: Iterable[AtenOp]) -> dict[SSAValue, set[int]]:
 
 
 Cut = tuple[DimSharding, ...]
-"""Sharding of a value's dims, with one placement in all."""
+"""Sharding of a value by dim; only one of the dims has a placement."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class LinearMap:
         return rule_of(self.op)
 
     def factors_in(self, cut: Cut) -> Sequence[DimSharding] | None:
-        """Shardings of the rule's factors if the parameter has sharding `cut`; None if lost."""
+        """Shardings of the rule's factors if the parameter has sharding `cut`; None if
+        impossible."""
         carried: Cut | None = cut
         for view in reversed(self.views):
             rule = rule_of(view)
@@ -124,7 +125,7 @@ def parameter_of(
 
 
 def _kept_operand(op: AtenOp) -> int | None:
-    """Index of the operand that an op views, or the only full-size one of a pointwise op."""
+    """Index of the operand that an op views, or of a pointwise op's only full-size one."""
     spec = spec_of(op)
     if spec.keeps_weight or op.name == "aten.slice.Tensor":
         return 0
@@ -136,7 +137,7 @@ def _kept_operand(op: AtenOp) -> int | None:
 
 
 def back_through(views: Sequence[AtenOp], cut: Cut) -> Cut | None:
-    """Carry the sharding of a view back to its parameter; None if one of `views` loses it."""
+    """Carry a view's sharding back to its parameter; None if one of `views` cannot keep it."""
     for view in views:
         rule = rule_of(view)
         carried = rule.carry(rule.results[0], rule.operands[_kept_operand(view) or 0], cut)
@@ -148,7 +149,7 @@ def back_through(views: Sequence[AtenOp], cut: Cut) -> Cut | None:
 
 def stored_cut(cut: Cut, shape: tuple[int, ...], mesh: Mesh) -> Cut:
     """Sharding in which to store a parameter that is read in `cut`: the same if a DTensor can hold
-    it, else (such as four heads and three) plain shards over the same axes."""
+    it, else plain shards over the same axes (four heads and three cannot be held)."""
     if Sharding(cut).is_chunked(shape):
         return cut
     pairs = zip(cut, shape, strict=True)

@@ -34,7 +34,7 @@ from shardweave.planners.structure.linear_maps import (
 
 @dataclass(frozen=True)
 class Label:
-    """The sharding (`cut`) of a value by features that linear maps, `sources`, produce."""
+    """The sharding `cut` of a value, by features that the linear maps `sources` produce."""
 
     cut: Cut
     sources: frozenset[AtenOp]
@@ -101,7 +101,7 @@ def _separable(
     stacked: Mapping[AtenOp, int] | None = None,
     among: Mapping[LinearMap, int] | None = None,
 ) -> _Analysis:
-    """Analyse all candidate maps, and repeat without those that cannot be cut until all can."""
+    """Analyse all candidate maps; repeat without those that cannot be sharded until all can."""
     parameters = {slot.value for slot in program.arguments if slot.kind == "param"}
     forward = [op for op in program.ops if isinstance(op, AtenOp) and phase_of(op) == "forward"]
     activations = _input_dependent(program, forward)
@@ -134,11 +134,11 @@ def _separable(
 
 @dataclass
 class _Assumptions:
-    """Assumptions that an analysis begins with, corrected until it confirms them.
+    """Assumptions that an analysis begins with; they are corrected until it confirms them.
 
-    maps: those that may be cut. strides: by map, features of the first device. parts: by map,
+    maps: those that may be sharded. strides: by map, features of the first device. parts: by map,
     number of equal groups in which its outputs are read. Each correction adds a map to `parts`,
-    moves it from there to `strides`, or removes it from `maps`: at most three corrections per map.
+    moves it from there to `strides`, or removes it from `maps`: at most three per map.
     """
 
     maps: dict[Operation, LinearMap]
@@ -189,13 +189,13 @@ def _input_dependent(program: Program, forward: list[AtenOp]) -> set[SSAValue]:
 
 @dataclass(eq=False)
 class _Analysis:
-    """Consequences, so far, of cutting linear maps along their outputs together.
+    """Finds what follows if linear maps are all sharded along their outputs.
 
     parts: by map, the assumed number of equal groups of its features, if several; met_parts: the
     numbers that the analysis meets. strides: by map, features of the first device, if it takes more
     groups than the last; met_strides: as met. stacked: as in `parallel_pairs`; parts are those of
     each group. cuts: by parameter, with the maps that its features come from. together: by map, the
-    maps that must be cut with it. dead: maps whose features reach an op that cannot keep them
+    maps that must be sharded with it. dead: maps whose features reach an op that cannot keep them
     sharded. ended: maps whose features an op contracts; ends: these ops.
     """
 
@@ -271,7 +271,7 @@ class _Analysis:
             self.ends.append((op, sources))
 
     def _join(self, sources: frozenset[AtenOp]) -> None:
-        """Record that these maps must be cut together or not at all."""
+        """Record that these maps must all be sharded, or none of them."""
         merged = set[AtenOp]().union(*(self.together[op] for op in sources))
         if any(len(self.together[op]) < len(merged) for op in sources):
             self.together.update(dict.fromkeys(merged, merged))
@@ -289,7 +289,7 @@ class _Analysis:
         )
 
     def _seat(self, rule: Rule, index: int, label: Label) -> tuple[int, int] | None:
-        """Factor that an operand's cut shards, and its stride; None if groups do not divide."""
+        """Factor that an operand's cut shards, and the stride; None if its groups do not divide."""
         names, placement = next(
             (names, placement)
             for names, placements in zip(rule.operands[index], label.cut, strict=True)
@@ -313,7 +313,7 @@ class _Analysis:
     def _adopt(
         self, op: AtenOp, rule: Rule, cuts: list[DimSharding], sources: frozenset[AtenOp]
     ) -> None:
-        """Record the cuts of the parameters that an op reads; conflicting maps are dead."""
+        """Record shardings of the parameters that an op reads; maps that conflict become dead."""
         for value, dims in zip(op.operands, rule.operands, strict=True):
             read = parameter_of(value, self.parameters)
             cut = rule.dims_of(dims, cuts)

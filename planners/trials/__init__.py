@@ -1,1 +1,1 @@
-"""Trials of configurations, in the simulator or on real processes."""
+"""Trials of training configurations, in the simulator or on real processes."""

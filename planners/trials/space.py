@@ -1,4 +1,4 @@
-"""Parallelism configurations (OPPA's PCs), and a table of them as numbers."""
+"""Training configurations (PCs in OPPA's paper), and a table of them as numbers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Configuration:
         return self.data, self.tensor, self.pipeline, self.context
 
     def __str__(self) -> str:
-        """Differences from the least choice: `data 4, tensor 2, micro_batches 8`."""
+        """List the settings that differ from the default: `data 4, tensor 2, micro_batches 8`."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         least = Configuration()
         parts = [f"{name} {value}" for name, value in own.items() if value != getattr(least, name)]
@@ -70,13 +70,13 @@ NUMBERS = (
     "context",
     "sub_batches",
 )
-"""Sizes."""
+"""Fields of a Configuration that are sizes."""
 
 FEATURES = (
     "data", "tensor", "pipeline", "bucket", "micro_batches", "chunks", "replica", "context",
     "sub_batches",
 )  # fmt: skip
-"""Sizes that a model sees, as logarithms. Of the two buckets only one is ever in use."""
+"""Sizes that a model gets as logarithms; `bucket` is whichever of the two buckets is used."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,14 @@ class SpaceTable:
         return SpaceTable(configurations, columns, stacked)
 
     def rows(self, index: Sequence[int]) -> SpaceTable:
-        """Table of the rows at `index`, with the same scales."""
+        """Return a table of the rows at `index`, with this table's scales."""
         chosen = [self.configurations[i] for i in index]
         columns = {name: values[list(index)] for name, values in self.columns.items()}
         return SpaceTable(chosen, columns, self.features[list(index)])
 
 
 def _buckets(columns: dict[str, Floats]) -> Floats:
-    """The bucket in use; where nothing is reduced, the middle of those that are used elsewhere."""
+    """The bucket size in use; without reductions, the middle of the sizes used by other rows."""
     size = np.maximum(columns["data_bucket_mib"], columns["zero_bucket_mib"])
     used = columns["data"] > 1
     middle = np.exp2(np.median(np.log2(size[used]))) if used.any() else 1.0

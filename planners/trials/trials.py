@@ -1,7 +1,7 @@
 """Results of trials, and the file that stores them, so that a search can be resumed.
 
-The file has JSON lines. The first names the problem, each other is a trial. A line is written at
-once and forced to disk; of a line that was cut off by the end of a process nothing is used.
+The file has JSON lines: first the problem, then one line for each trial. A line is written at once
+and forced to disk; a line that was cut off when a process ended is ignored.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Status = Literal["ok", "out_of_memory", "crashed", "timed_out"]
 class Outcome:
     """Result of a trial.
 
-    times_s: seconds of its steps, if it is ok. peak_bytes: on the fullest device; None if unknown.
-    message: what went wrong, or other information for the user.
+    times_s: seconds of each step if it succeeded. peak_bytes: on the fullest device; None if
+    unknown. message: what went wrong, or other information for the user.
     """
 
     status: Status
@@ -64,7 +64,7 @@ class Outcome:
 
 
 Trial = Callable[[Configuration], Outcome]
-"""Trains for a few steps. What goes wrong in the training is an outcome, not an error."""
+"""Trains for a few steps. A failure in the training is returned as an Outcome, not raised."""
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,8 @@ class TrialFile:
             # The next line must not be joined to what is left of this one.
             os.ftruncate(self._descriptor, len(whole))
             self.notes.append(
-                f"the last line of '{self.path}' was cut off, and is left out: that trial is "
-                "made again if it is chosen again"
+                f"the last line of '{self.path}' was cut off and is ignored: its trial runs "
+                "again if it is chosen again"
             )
         lines = whole.decode(errors="replace").splitlines()
         if not lines:
@@ -221,7 +221,7 @@ class Limits:
 
 
 Launch = Callable[[Plan, Limits], Outcome]
-"""Trains by a plan on real processes."""
+"""Trains by a plan on real processes, within limits."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ R = TypeVar("R")
 
 
 class Deadline:
-    """The end of a search, so many seconds from now; 0: never."""
+    """The end of a search, a number of seconds from now; never if that is 0."""
 
     def __init__(self, limit_s: float) -> None:
         self._end_s = time.monotonic() + limit_s if limit_s else math.inf
@@ -270,7 +270,7 @@ def launch_of(host: Host | None, planner: str) -> Launch:
 
 @dataclass(eq=False)
 class RealTrials:
-    """Trains by several plans, one after another, and knows the step time of the fastest.
+    """Trains by several plans, one after another, and records the fastest one's step time.
 
     steps, time_limit_s: limits of a trial. slow: a trial ends when
     `driver.training.training.ENOUGH_SLOW` steps took more than this many times a step of the
@@ -303,6 +303,6 @@ class RealTrials:
 
 
 def measured(outcome: Outcome) -> Predicted:
-    """Make a prediction from a real trial; its share of compute is not measured."""
+    """Make a prediction from a real trial; how its time divides into parts is unknown."""
     memory = {} if outcome.peak_bytes is None else {"peak": outcome.peak_bytes}
     return Predicted(fmean(outcome.times_s), memory_bytes=memory, source="measured")

@@ -32,9 +32,9 @@ class OnDevice(Counted):
 
     is_on_host = False
 
-    def start_to_host(self, x: Tensor) -> InFlight:
+    def start_to_host(self, x: Tensor, into: Tensor | None = None) -> InFlight:
         self.is_on_host = True
-        started = start_copy(x, torch.device("cpu"))
+        started = start_copy(x, torch.device("cpu"), into)
         self.is_on_host = False
         return started
 

@@ -210,5 +210,5 @@ def test_too_much_shared_memory_is_said() -> None:
 
 
 def test_unknown_target_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"target 'sm_1' is unknown; use targets out of sm_75"):
+    with pytest.raises(ValueError, match=r"target 'sm_1' is unknown; use some of sm_75"):
         parse_target("sm_1")

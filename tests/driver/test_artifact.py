@@ -201,7 +201,7 @@ def test_other_models_settings_and_calls_are_refused(
     refused("module 'drop' of the model is Dropout.p=0.5", other)
     other = Model()
     other.scale = 2.0
-    refused("setting 'scale' is 2.0, and was 1.5 when .* bring it back", other)
+    refused("setting 'scale' is 2.0, and was 1.5 when .* restore it", other)
     other = Model()
     other.register_forward_hook(lambda *_: None)
     refused("number of forward hooks of the model' is 1, and was 0", other)

@@ -79,4 +79,4 @@ def test_kernels_of_all_stages_are_written(
 def test_unknown_target_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["kernels", str(tmp_path / "step.mlir"), "-o", str(tmp_path), "--target", "sm_1"]
     assert main(arguments) == 1
-    assert capsys.readouterr().err.startswith("error: target 'sm_1' is unknown; use targets out of")
+    assert capsys.readouterr().err.startswith("error: target 'sm_1' is unknown; use some of")

@@ -113,7 +113,7 @@ def test_failing_pass_leaves_the_program_before_it_only_where_it_is_asked_to(
     assert main(command) == 1
     first, note = capsys.readouterr().err.splitlines()
     assert first.startswith("error: pass 'split-addmm': ")
-    assert note == "--dump-dir FOLDER keeps the program before pass 'split-addmm'"
+    assert note == "run with --dump-dir FOLDER to keep the program before pass 'split-addmm'"
     assert list(tmp_path.iterdir()) == [Path(file)]
     assert main([*command, "--dump-dir", str(tmp_path)]) == 1
     _, note = capsys.readouterr().err.splitlines()

@@ -60,13 +60,13 @@ def test_every_rank_names_those_that_do_not_come_in_the_same_words() -> None:
     found = on_threads([0, 2], lambda rank: meet_in(store, start_of(rank, 5, 1.0)))
     assert found[0] == found[2]
     assert (
-        "ranks 1, 3-4 of 5 did not come to the store within 1 s (timeout=.., or SHARD" in found[0]
+        "ranks 1, 3-4 of 5 did not join at the store within 1 s (timeout=.., or SHARD" in found[0]
     )
     assert "with a RANK of its own and WORLD_SIZE=5" in found[0]
 
 
 def test_rank_0_that_does_not_come_is_named() -> None:
-    with pytest.raises(LostRankError, match="rank 0 of 2 did not come to the store within 0 s"):
+    with pytest.raises(LostRankError, match="rank 0 of 2 did not join at the store within 0 s"):
         meet_in(dist.HashStore(), start_of(1, 2, 0.1))  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -96,7 +96,7 @@ def test_rank_that_is_alone_ends_in_time_and_names_the_other_and_the_address(
     rank: int, port: int, environment: Callable[[int, int], None]
 ) -> None:
     environment(rank, port)
-    said = rf"rank {1 - rank} of 2 did not come to 127.0.0.1:{port} .* within 1 s"
+    said = rf"rank {1 - rank} of 2 did not join at 127.0.0.1:{port} .* within 1 s"
     with pytest.raises(LostRankError, match=said):
         initialise("gloo", None, 1.0)
     assert not dist.is_initialized()
@@ -110,7 +110,7 @@ def test_port_that_another_program_has_is_said(
         other.bind(("127.0.0.1", 0))
         other.listen()
         environment(rank, other.getsockname()[1])
-        said = ("rank 0 cannot listen at .*EADDRINUSE", "rank 0 of 2 did not come to 127")[rank]
+        said = ("rank 0 cannot listen at .*EADDRINUSE", "rank 0 of 2 did not join at 127")[rank]
         with pytest.raises(LostRankError, match=said):
             initialise("gloo", None, 0.5)
 

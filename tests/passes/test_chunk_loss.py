@@ -92,7 +92,7 @@ REFUSED: dict[str, tuple[Loss, str]] = {
     "root": (lambda m, z, b: by_token(z, b, "mean").sqrt(), r"aten.div.* reads %sum, a sum over"),
     "entropy of the mean": (
         lambda m, z, b: torch.special.entr(z.softmax(-1).mean((0, 1))).sum(),
-        "no sum over rows: aten.*, a sum over all chunks",
+        "chunks of rows: aten.*, a sum over all chunks",
     ),
 }
 

@@ -372,7 +372,7 @@ def test_stages_that_do_not_fit_the_mesh_are_refused() -> None:
     plan = plan_of(GPT, "stage=2", "1f1b", 4)
     assert plan.pipeline is not None
     odd = replace(plan.pipeline, stages=balanced_stages(captured(GPT).program, 3))
-    with pytest.raises(PassError, match="3 stages do not stand on 2 ranks of the stage axis"):
+    with pytest.raises(PassError, match="3 stages cannot be placed on 2 ranks of the stage axis"):
         cut(GPT, replace(plan, pipeline=odd))
     with pytest.raises(ValueError, match=r"99 stages are more than the \d+ layers"):
         balanced_stages(captured(GPT).program, 99)

@@ -63,7 +63,7 @@ def test_rows_are_gathered_where_that_is_asked_for_or_less() -> None:
 def test_another_routing_is_refused() -> None:
     sent = str(local("data=2,expert=2", "all-to-all"))
     fewer = Program.parse(sent.replace("tensor<4x8xi1>", "tensor<2x8xi1>"))
-    assert any("2 ranks" in str(problem) for problem in verify(fewer))
+    assert any("routes have 2 rows" in str(problem) for problem in verify(fewer))
     other = Program.parse(sent.replace("other = 8", "other = 7"))
     with pytest.raises(ProofError):
         prove(other, against=run_passes(step(TEXT, "data=2,expert=2"), "block-experts"))
@@ -79,7 +79,7 @@ def test_another_routing_is_refused() -> None:
         ("dist.own_rows", "blocks = 2, parts = 2", "blocks = 4, parts = 1", "its bounds have 2"),
         ("dist.row_bounds", "rows = 11", "rows = 10", "splits 11 rows, but its bounds are those"),
         ("dist.row_bounds", "rows = 11", "rows = -1", "rows=-1 is negative"),
-        ("dist.fetch_rows", "%routes", "%t", "no table of bools"),
+        ("dist.fetch_rows", "%routes", "%t", "must be 2-d bools"),
     ],
 )
 def test_rows_of_other_shards_are_refused(op: str, before: str, after: str, problem: str) -> None:

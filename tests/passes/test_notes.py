@@ -126,7 +126,7 @@ CASES = {
     "padding": (
         step(GLOBAL.replace("8x4xf64>\n    %y", '8x4xf64> [{"data"}, {}]\n    %y'), "data=3"),
         "propagate-shardings,insert-collectives",
-        "sizes that do not divide are cut with padding, which devices compute in vain: 8 over "
+        "sizes that do not divide are padded, and devices compute the padding in vain: 8 over "
         "data=3 as 9",
     ),
     "undone": (

@@ -109,7 +109,7 @@ def test_each_part_is_wanted_in_the_shards_that_the_weight_names() -> None:
             SLICES.replace("%q = aten.slice.Tensor(%y", "%z = aten.neg(%y) : tensor<5x18xf64>\n"
                            "%q = aten.slice.Tensor(%z") + TAIL,
             3,
-            r"parameter 'w' .* the outputs of aten.addmm \(%y\) .* not read in such parts alone",
+            r"parameter 'w' .* the outputs of aten.addmm \(%y\) .* not only read in equal parts",
         ),
     ],
 )  # fmt: skip

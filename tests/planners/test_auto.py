@@ -171,7 +171,7 @@ def test_memory_that_no_point_fits_into_is_told_where_others_propose_plans_too()
 
 
 def test_value_that_was_asked_for_and_makes_no_difference_is_told() -> None:
-    told = "buckets=7 was asked for, and makes no difference to this plan"
+    told = "buckets=7 was asked for, but makes no difference to this plan"
     assert told in planned(fix="buckets=7,stages=2").reasons
     assert told not in planned(fix="buckets=7,data=4,micro_batches=1,schedule=in-order").reasons
 

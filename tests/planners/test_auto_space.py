@@ -26,7 +26,7 @@ from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.partition import partition
 from shardweave.planners.plan.plan import Plan
-from shardweave.planners.plan.plan_parts import PlanError
+from shardweave.planners.plan.plan_parts import OFFLOAD, PlanError
 from shardweave.tests.planners.small_clusters import with_dtype
 from shardweave.tests.zoo import assert_equals_eager, captured
 
@@ -172,6 +172,8 @@ def test_memory_is_spared_where_it_keeps_the_fastest_plan_from_fitting(dimension
         assert any(reason.startswith("offload: none, ") for reason in plan.reasons)
         with pytest.raises(PlanError, match="no plan"):  # whose link to the host is not known
             planned_on(testbed)
-    options["forbid"] = "loss_chunks=4,loss_chunks=16,offload=inputs,offload=all"
+    options["forbid"] = "loss_chunks=4,loss_chunks=16," + ",".join(
+        f"offload={choice}" for choice in OFFLOAD[1:]
+    )
     with pytest.raises(PlanError, match="no plan"):
         planned_on(on)

@@ -124,13 +124,16 @@ def test_axonn_counts_the_weights_exactly_and_the_activations_within_a_factor_of
     assert 0.5 <= row.predicted.peak_bytes / found.peak_bytes <= 1.45
 
 
-@pytest.mark.parametrize("mesh", ["data=4,tensor=4", "data=1,tensor=8"])
-def test_oases_is_within_10_percent(mesh: str) -> None:
+@pytest.mark.parametrize(
+    ("mesh", "most"),
+    [("data=4,tensor=4", 1.1), ("data=1,tensor=8", 1.1), ("pipeline=2,data=4,tensor=2", 1.2)],
+)
+def test_oases_is_within_10_percent_and_with_stages_within_20(mesh: str, most: float) -> None:
     """(3) + (4) leave out what runs before and after the chain. Memory (6) counts all blocks'
     activations at once."""
-    plan = plan_oases(program(), Mesh.parse(mesh), cluster=FREE)
+    plan = plan_oases(program(), Mesh.parse(mesh), cluster=FREE, refine=0)
     estimate, found = plan.candidates[0].predicted, simulated(plan, FREE)
-    assert 0.90 <= time_ratio(estimate, found) <= 1.10
+    assert 0.90 <= time_ratio(estimate, found) <= most
     assert 0.80 <= estimate.peak_bytes / found.peak_bytes <= 1.55
 
 

@@ -302,8 +302,8 @@ def test_fewer_heads_than_devices_leave_attention_whole_with_a_note() -> None:
     assert plan.parameters["h.0.mlp.fc_in.weight"] == '[{"tensor"}, {}]'
     assert plan.notes == (
         "'h.0.attn.q' and 2 more linear maps, to 'h.0.attn.v', stay whole: their 4 groups of 4 "
-        "features (such as heads) do not divide by tensor=7, and cut otherwise, their weights "
-        "would be gathered at each use",
+        "features (such as heads) do not divide by tensor=7, and sharded in any other way, their "
+        "weights would be gathered at each use",
     )
 
 
@@ -312,7 +312,7 @@ def test_axis_that_the_rule_does_not_use_is_noted() -> None:
     assert plan.parameters == {}
     assert plan.notes == (
         "axis 'model' of the mesh is idle: the planner uses 'replica', 'data', 'tensor', "
-        "'context' and 'expert' alone",
+        "'context', 'expert' and 'space' alone",
     )
 
 

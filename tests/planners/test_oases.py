@@ -17,11 +17,14 @@ from shardweave.backends.reference.reference import values_of
 from shardweave.driver.checking.check import run_eager
 from shardweave.driver.models.models import Example
 from shardweave.ir.capture.capture import capture
+from shardweave.ir.dialects.annotations import copy_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
+from shardweave.ir.program.staged import functions_of
 from shardweave.passes.pipeline import PassPipeline
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.lowering.plan_passes import plan_passes
+from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.oases.blocks import read_blocks
 from shardweave.planners.oases.chain import linearise
 from shardweave.planners.oases.degree import Axes, plan_of_degrees, prime_factors
@@ -29,8 +32,9 @@ from shardweave.planners.oases.dp import solve_chain
 from shardweave.planners.oases.planner import plan_oases
 from shardweave.planners.oases.program import ChainOptions, ProgramChain, chain_of_program
 from shardweave.planners.plan.plan import Plan
-from shardweave.planners.plan.plan_parts import PlanError
+from shardweave.planners.plan.plan_parts import Pipeline, PlanError
 from shardweave.planners.planning import plan as make_plan
+from shardweave.planners.predict.predict import predict_plan
 from shardweave.planners.structure.structure import find_pairs
 from shardweave.tests.marks import slow, slow_where
 from shardweave.tests.zoo import SPECS, Captured, assert_equals_eager, captured
@@ -214,7 +218,8 @@ def test_degrees_are_the_best_of_all(spec: str, share: float) -> None:
 
 def test_plan_is_the_whole_step_of_oases() -> None:
     case = captured(SPECS["gpt"])
-    plan = plan_oases(case.program, Mesh(data=2, tensor=2), cluster=find_cluster(CLUSTER))
+    cluster, mesh = find_cluster(CLUSTER), Mesh(data=2, tensor=2)
+    plan = plan_oases(case.program, mesh, cluster=cluster, refine=0)
     assert (plan.batch_split, plan.recompute, plan.schedule) == (
         2,
         "after-communication",
@@ -224,13 +229,41 @@ def test_plan_is_the_whole_step_of_oases() -> None:
     assert plan.candidates[0].name in plan.notes[-1]
     times = [one.predicted.time_s for one in plan.candidates]
     assert times[0] == min(times)
-    local = assert_runs(case, Mesh(data=2, tensor=2), plan)
+    local = assert_runs(case, mesh, plan)
     assert local.stats().count("all_reduce") > 0 or "start_all_reduce" in str(local)
+
+
+def test_stages_run_1f1b_with_two_sub_batches_in_each_micro_batch() -> None:
+    """Sec. 5.4. Four micro-batches a stage would leave no sample for a second sub-batch."""
+    case = captured(SPECS["gpt"])
+    mesh = "pipeline=2,tensor=4"
+    plan = make_plan(case.program, mesh, "oases", cluster=CLUSTER, refine=1)
+    assert plan.pipeline is not None
+    assert (plan.pipeline.schedule, plan.pipeline.micro_batches, plan.batch_split) == ("1f1b", 4, 2)
+    assert plan.predicted == predict_plan(case.program, plan, find_cluster(CLUSTER))
+    assert_runs(case, Mesh.parse(mesh), plan)
+
+
+def test_stages_mix_degrees_and_sub_batches_and_equal_eager() -> None:
+    case = captured(SPECS["gpt"])
+    mesh, cluster = Mesh.parse("pipeline=2,tensor=4"), find_cluster(CLUSTER)
+    pipeline = Pipeline(balanced_stages(case.program, 2), 2)
+    axes = Axes.of(mesh, "tensor", "data", 2, pipeline)
+    found = chain_of_program(case.program, axes, cluster, ChainOptions("after-communication"))
+    assert len(found.chain.starts) == 2
+    plan = plan_of_degrees(case.program, found.space, (4, 2, 2, 4, 2))
+    plan = replace(plan, recompute="after-communication", schedule="cross-pass")
+    estimate = linearise(found.chain).time_s(found.chain.path((4, 2, 2, 4, 2)))
+    assert 0.5 < estimate / predict_plan(case.program, plan, cluster).time_s < 2
+    local = assert_runs(case, mesh, plan)
+    forward = functions_of(local)["forward_0"]
+    copies = [copy_of(op) for op in forward.ops if op.name == "dist.start_all_reduce"]
+    assert len(set(map(str, copies))) == 2
 
 
 def test_planner_by_name_says_what_a_step_takes() -> None:
     case = captured(SPECS["gpt"])
-    plan = make_plan(case.program, "tensor=4", "oases", cluster=CLUSTER)
+    plan = make_plan(case.program, "tensor=4", "oases", cluster=CLUSTER, refine=1)
     assert plan.predicted is not None
     assert plan.predicted.source == "simulated"
     assert plan.cluster == CLUSTER
@@ -257,7 +290,7 @@ def test_heterogeneous_cluster_is_as_fast_as_its_slowest_devices(tmp_path: Path)
     for speed in ("4T", "0.4M"):
         path = tmp_path / f"{speed}.yaml"
         path.write_text(text.replace("SPEED", speed))
-        plan = make_plan(case.program, "data=2,tensor=2", "oases", cluster=path)
+        plan = make_plan(case.program, "data=2,tensor=2", "oases", cluster=path, refine=0)
         assert plan.candidates[0].predicted.capacity_bytes == 0.95 * 8 * 2**30
         times.append(plan.candidates[0].predicted.time_s)
         assert_runs(case, Mesh(data=2, tensor=2), plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -33,6 +34,23 @@ def test_search_equals_trying_all_paths(literal: bool) -> None:
                 solve_chain(chain, budget, costs=costs)
             continue
         found = solve_chain(chain, budget, costs=costs)
+        assert found.time_s == pytest.approx(wanted, rel=1e-9), f"seed {seed}"
+        assert found.memory_bytes <= budget
+
+
+def test_stages_are_solved_as_by_trying_all_paths_of_the_whole_step() -> None:
+    for seed in range(40):
+        chain = random_chain(seed)
+        count = len(chain.blocks)
+        starts = tuple(sorted({0, count // 3, 2 * count // 3}))
+        chain = replace(chain, starts=starts, micro_batches=1 + seed % 4)
+        budget = random_budget(seed, chain) / len(starts)
+        wanted = least_time(chain, budget)
+        if wanted is None:
+            with pytest.raises(PlanError, match="GiB too much"):
+                solve_chain(chain, budget)
+            continue
+        found = solve_chain(chain, budget)
         assert found.time_s == pytest.approx(wanted, rel=1e-9), f"seed {seed}"
         assert found.memory_bytes <= budget
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -13,7 +14,12 @@ import pytest
 import torch
 
 from shardweave.benchmarks.baselines.random_trials import RandomChooser
-from shardweave.benchmarks.oppa_literal import CorrectedMemory, CorrectedThroughput
+from shardweave.benchmarks.oppa_literal import (
+    CorrectedMemory,
+    CorrectedThroughput,
+    LiteralMemory,
+    LiteralThroughput,
+)
 from shardweave.benchmarks.oppa_space import BUCKETS_MIB, SearchSpace
 from shardweave.benchmarks.oppa_step_model import StepModel, Transformer
 from shardweave.benchmarks.oppa_trials import SimulatedTrial
@@ -119,6 +125,8 @@ NUMBERS = {
     [
         # 32 / 16 x (8 + 1 / 2) / 8; 0.1 + 1/2 x 8/8; 8 (0.02 + 3/4 x 4/16) / 2; 16 (0.02 + 0.1)
         ("corrected", (2.125, 0.6, 0.83, 1.92)),
+        # 32 / 16 x (8 + 1 / 2); 0.1 + 1/2 x 8; 8 (0.01 x 2 + 3/4 x 4/8); 16 (0.1 + 1.6/8)
+        ("literal", (17.0, 4.1, 3.16, 4.8)),
         # half of the work again; a latency of 0.1 / (8 x 16 MiB)
         ("extended", (3.1875, 0.5 + 0.1 / 128, 0.83, 1.92)),
     ],
@@ -126,7 +134,12 @@ NUMBERS = {
 def test_formulas_of_throughput_equal_hand_worked_numbers(
     form: str, parts: tuple[float, ...]
 ) -> None:
-    prior = {"corrected": CorrectedThroughput, "extended": ThroughputPrior}[form]()
+    priors = {
+        "corrected": CorrectedThroughput,
+        "extended": ThroughputPrior,
+        "literal": LiteralThroughput,
+    }
+    prior = priors[form]()
     x = columns_of(SpaceTable.of([ONE]))
     of = {name: torch.tensor(value, dtype=torch.float64) for name, value in NUMBERS.items()}
     found = (prior.compute_s, prior.data_s, prior.tensor_s, prior.pipeline_s)
@@ -138,6 +151,22 @@ def test_formula_of_messages_between_stages_is_zero_for_one_stage() -> None:
     x = columns_of(SpaceTable.of([Configuration(4, 4)]))
     of = {name: torch.tensor(value, dtype=torch.float64) for name, value in NUMBERS.items()}
     assert CorrectedThroughput().pipeline_s(x, of).item() == 0
+
+
+def test_literal_form_counts_one_micro_batch_and_one_chunk_without_stages() -> None:
+    of = {name: torch.tensor(value, dtype=torch.float64) for name, value in NUMBERS.items()}
+    prior = LiteralThroughput()
+    one, many = (
+        columns_of(SpaceTable.of([Configuration(4, 4, micro_batches=count)])) for count in (1, 8)
+    )
+    assert prior(one, of) == prior(many, of)
+    assert prior.compute_s(many, of).item() == NUMBERS["work"] / 16
+    assert prior.pipeline_s(many, of).item() == pytest.approx(0.1 + 1.6)
+    values = {"weights": 3.2, "activations": 1.6, "constant": 0.1}
+    shares = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+    # 3.2 / 4 + 1.6 / 16 + 0.1, and clipped to the memory
+    assert LiteralMemory()(many, shares).item() == pytest.approx(1.0)
+    assert LiteralMemory()(many, {**shares, "constant": torch.tensor(9.0)}).item() == 1.0
 
 
 @pytest.mark.parametrize(
@@ -274,6 +303,20 @@ def test_random_follows_three_trials_without_memory() -> None:
     history = History(table, range(4), [*ran, *failed], 1.0)
     choice = BayesianChooser(first=1).choose(history, np.random.default_rng(0))
     assert choice.reason == "random: the last 3 ran out of memory"
+
+
+def test_random_draws_are_as_likely_for_all_sizes_of_the_dimensions() -> None:
+    """D.5; a draw over rows would mostly take the sizes that have the most rows."""
+    table = SpaceTable.of(SMALL.enumerate())
+    records = [Record(one, Outcome("ok", (1.0,))) for one in table.configurations[:1]]
+    records += [Record(one, Outcome("out_of_memory")) for one in table.configurations[1:4]]
+    history, chooser = History(table, range(4), records, 1.0), BayesianChooser(first=1)
+    rows = [chooser.choose(history, np.random.default_rng(seed)).row for seed in range(1000)]
+    drawn = Counter(table.configurations[row].degrees for row in rows)
+    sizes = Counter(one.degrees for one in table.configurations[4:])
+    assert max(sizes.values()) > 3 * min(sizes.values())
+    expected = len(rows) / len(sizes)
+    assert all(abs(drawn[degrees] - expected) < 5 * expected**0.5 for degrees in sizes)
 
 
 @pytest.mark.slow

@@ -120,7 +120,9 @@ def test_what_is_not_cut_is_noted(spec: str, options: dict[str, Any], note: str)
 def test_parts_of_attention_where_no_axis_cuts_the_sequence_are_noted() -> None:
     for mesh in ("data=2", "data=2,context=1"):
         plan = plan_of(SPECS["gpt"], mesh, attention_parts=4)
-        assert any("attention_parts=4 has no effect: no axis cuts" in note for note in plan.undone)
+        assert any(
+            "attention_parts=4 has no effect: no axis shards" in note for note in plan.undone
+        )
         assert plan.attention_parts == 1
     assert plan_of(SPECS["gpt"], "data=2").undone == []
 

@@ -102,7 +102,7 @@ class _LookupTemplate:
         return given if is_dense and overwritten_table(self.region.op) == given else None
 
     def _index(self, name: str, axes: frozenset[str]) -> Term:
-        """Load the looked-up index at position `name`, a variable, among all indices."""
+        """Write the load of the index at position `name`, a variable, of the indices to look up."""
         places = self.gradient.operands[1]
         place = of_base(Base(name, self.count, axes))
         return self.values.variable(self.values.at(places, self.values.indices(places, place)))
@@ -169,7 +169,7 @@ class _LookupTemplate:
             term = self.values.variable(self.values.at(self.table, (row, self.col)))
             text = f"{converted(term.name, term.dtype, self.dtype)} + {total}"
         offset = (row * self.width + self.col).text(self.writer.symbols)
-        # Along an axis of one element the place does not vary, but the block still has it.
+        # The index does not vary along an axis of one element, but the block still has that axis.
         offset += " + col * 0" + (" + place * 0" if "place" in mask else "")
         out = self.draft.outputs[self.made]
         made = self.writer.assign("sum", text, self.dtype, frozenset({"col"}))

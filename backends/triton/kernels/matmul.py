@@ -39,7 +39,7 @@ in_k_a = k_a < k_size
 in_k_b = k_b < k_size"""
 
 SYMBOLIC = 16
-"""Smallest size that is a kernel parameter, not a literal, where it is a stride."""
+"""Least size of a dim that, where it is a stride, is a kernel parameter and not a literal."""
 
 
 def matmul_kernel(

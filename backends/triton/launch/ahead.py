@@ -195,7 +195,7 @@ def parse_target(text: str) -> GPUTarget:
     """Return Triton's target for `sm_90`, `gfx942`, .. ValueError if unknown or without Triton."""
     if text not in SHARED_LIMIT_BYTES:
         raise ValueError(
-            f"target '{text}' is unknown; use targets out of {', '.join(SHARED_LIMIT_BYTES)}."
+            f"target '{text}' is unknown; use some of {', '.join(SHARED_LIMIT_BYTES)}."
         )
     if not has_triton():
         raise ValueError(

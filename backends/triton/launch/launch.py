@@ -111,7 +111,7 @@ class FusedCall:
         space = self.region.space
         text = f"Triton, {space.family}, {space.rows} x {space.columns}: {names}"
         if is_sum_in_memory(self.op):
-            return f"{text}; joined with results in parts"
+            return f"{text}; joined with other partial results"
         for kernel, config in self.kernels:
             text += f"; {kernel.name} " + ("is slower than ATen" if config == ATEN else f"{config}")
         for failure in self.failures:
@@ -150,7 +150,8 @@ class FusedCall:
         return run_on_aten(self.op, tensors, self.device)
 
     def _chosen(self, kernel: Kernel | None, tensors: Sequence[Tensor]) -> Config:
-        """Return a kernel's configuration: the first kernel's choice, or the default if unfit."""
+        """Return the configuration chosen for the first kernel, or this kernel's default if
+        unfit."""
         if self._config is None:
             self._config = self._agreed(lambda: self._measured(kernel, tensors))
         if kernel is None or self._config in (*kernel.configs, ATEN):
@@ -163,7 +164,7 @@ class FusedCall:
         if not self.tunes or self.device.type != "cuda":
             return kernel.configs[0]
 
-        # What a kernel changes in place is still wanted after it was measured.
+        # An operand that the kernel overwrites is still needed after the measurement.
         copies = [t.clone() if n == kernel.overwrites else t for n, t in enumerate(tensors)]
 
         def runner(config: Config) -> Callable[[], object]:

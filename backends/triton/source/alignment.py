@@ -54,7 +54,7 @@ is_whole = is_inside & (start + (BLOCK_R - 1) * num_parts < n_rows)"""
 
 
 def row_period(space: IterationSpace) -> int:
-    """In a kernel that sums columns, number of rows after which their alignment repeats; else 1."""
+    """Return the number of rows after which alignment repeats, if a kernel sums columns; else 1."""
     if space.family != "columns" or space.holds_columns:
         return 1
     return GROUP // math.gcd(space.columns, GROUP)

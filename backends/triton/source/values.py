@@ -104,8 +104,8 @@ class Values:
         if op.name == "aten.full":
             return Term(literal(op.value("fill_value"), own), dtype, frozenset())
         given = [self.at(v, self.broadcast(v, indices), guards) for v in op.operands]
-        # Written numbers take the dtype of what they meet in an infix formula; a function would
-        # read them as float32, and two that meet would be computed by Python's rules.
+        # A literal takes the dtype of the other operand in an infix formula. A function would read
+        # it as float32, and two literals would be computed by Python's rules.
         formula = FORMULAS[op.name]
         if not formula.takes_numbers or all(term.is_literal for term in given):
             given = list(map(self.variable, given))

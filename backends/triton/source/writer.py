@@ -174,9 +174,9 @@ class Writer:
         for index, stride, size in zip(indices, strides, shape_of(value), strict=True):
             offset = offset + index * (stride if size > 1 else 0)
         axes = offset.axes
-        # A mask is never wider than what is loaded; what does not vary along an axis that is
-        # guarded does not depend on the index that the guard is about. Nor does what lies at
-        # places of loop variables alone depend on an index that was read.
+        # A mask varies only along axes of the load. So guards of other axes are left out: the
+        # element does not depend on their index. Nor does an element that is addressed by loop
+        # variables alone depend on an index that was loaded.
         is_looped = all(part.base.name in self.masks for part in offset.parts)
         kept = [g for g in guards if g.axes <= axes and not (g.looked_up and is_looped)]
         mask = self.mask(axes, tuple(kept))
@@ -199,7 +199,7 @@ class Writer:
         mask = self.mask(axes, ())
         text = term.name if term.is_literal else converted(term.name, term.dtype, dtype)
         place = offset.text(self.symbols)
-        # Along an axis of one element the place does not vary, but the block still has it.
+        # The index does not vary along an axis of one element, but the block still has that axis.
         place = " + ".join([place, *(f"{axis} * 0" for axis in sorted(axes - offset.axes))])
         masked = f"tl.store({pointer} + {place}, {text}{f', mask={mask}' if mask else ''})"
         if self.dense is None or place != self.dense.text:

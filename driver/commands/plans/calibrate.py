@@ -41,6 +41,6 @@ def calibrate_command(options: argparse.Namespace) -> int:
         f"after; {fit.left_out:.1%} for runs that are left out of the fit"
     )
     if fit.left_out >= fit.before:
-        print("no better for runs left out of the fit: keep the cluster, or give more")
+        print("no better for runs left out of the fit: keep the old file, or give more runs")
     print(f"wrote {options.output} in {time.monotonic() - start_s:.0f} s")
     return 0

@@ -1,4 +1,4 @@
-"""The `plan` command: lets a planner choose, and says what it chose and why."""
+"""The `plan` command: runs a planner, and prints the plan and its reasons."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def add_parser(commands: Commands) -> None:
     add_flag(
         command,
         "--show-passes",
-        "print the passes that carry the plan out, as a plan's 'passes' takes them",
+        "print the passes that carry out the plan, in the form of a plan's 'passes'",
     )
     add_update(command)
     add_load(command)

@@ -20,7 +20,7 @@ def add_parser(commands: Commands) -> None:
         "programs",
         metavar="PROGRAM",
         nargs="*",
-        help="measure the ops of these programs or models exactly; a program that is not local is "
+        help="measure the ops of these programs or models at their shapes; a global program is "
         "first sharded in every way that a plan for the processes could, sequences too",
     )
     add_output(command, "default: cluster.yaml", default="cluster.yaml")

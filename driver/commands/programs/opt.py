@@ -36,8 +36,8 @@ def add_parser(commands: Commands) -> None:
     add_flag(
         command,
         "--prove",
-        "prove, without running it, that what each pass gives computes what the captured program "
-        "does",
+        "prove, without running it, that the program after each pass computes what the captured "
+        "one does",
     )
 
 
@@ -143,7 +143,7 @@ def pipeline_of_options(options: argparse.Namespace) -> PassPipeline:
     if options.stop_after is not None:
         pipeline = pipeline.until(options.stop_after)
     for name in (*options.print_before, *options.print_after):
-        pipeline.until(name)  # says what there is, if it is not there
+        pipeline.until(name)  # an error lists the passes if there is none of this name
     return pipeline
 
 

@@ -16,7 +16,7 @@ def add_parser(commands: Commands) -> None:
         "--against",
         metavar="FILE",
         required=True,
-        help="the program that it is to compute: the captured one, or another of one rank",
+        help="the program to be equal to: the captured one, or another of one rank",
     )
 
 

@@ -55,7 +55,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Seat:
-    """The row of an op on the page. layer: the op's layer, if the row is an equal layer's."""
+    """The row of an op on the page. layer: the op's own layer, if the row shows an equal one."""
 
     row: int
     layer: str = ""
@@ -179,7 +179,7 @@ class FunctionPart:
     # Arguments and results
 
     def slots(self) -> dict[SlotKey, SlotLine]:
-        """Line of each argument and result, and the part of the line to compare (no names)."""
+        """Map each argument and result to its line, and to what is compared of it (no names)."""
         slots: dict[SlotKey, SlotLine] = {}
         groups = {"": self.program.arguments, "return": self.program.results}
         for word, group in groups.items():
@@ -228,7 +228,7 @@ class FunctionPart:
         return uses
 
     def _away(self) -> dict[str, list[int]]:
-        """References to operands on the page that are made in layers without rows, by name."""
+        """Map operands of rows whose producers have no rows, by name, to references to these."""
         away: dict[str, list[int]] = {}
         for op, seat in self.seats.items():
             if seat.layer:

@@ -167,8 +167,8 @@ class Recorder(Observer):
             return None, ""
         if not program.is_local and mesh.num_devices > 1:
             return None, (
-                "The program is global here: what one device does of it, and how long it takes, "
-                "is there from the pass insert-collectives on."
+                "The program is still global; the work and times of one device are shown after "
+                "the pass insert-collectives."
             )
         simulation = simulate_step(
             program,

@@ -60,7 +60,7 @@ Form = Callable[[Call], Result]
 FORMS: dict[str, Form] = {}
 
 DRAWS = "draws"
-"""Key of the fallback form: for overloads that draw random numbers and have no form."""
+"""Key of the form for all overloads that draw random numbers and have no form of their own."""
 
 
 def form(*names: str) -> Callable[[Form], Form]:

@@ -43,7 +43,7 @@ def is_read_as_number(tensor: Tensor) -> bool:
 
 
 class _Random(Exception):
-    """A call draws random numbers, or makes uninitialized memory."""
+    """Raised for an op that draws random numbers or makes an uninitialized tensor."""
 
 
 class Deterministic(TorchDispatchMode):

@@ -129,7 +129,7 @@ def explained(
 
 
 def _in_python(site: Site, error: Exception | None) -> tuple[Site, CaptureError | None]:
-    """Return the line at which Python itself failed, and the refusal of a number that it read."""
+    """Return the line at which Python failed, and a CaptureError if it read data as a number."""
     if error is None:
         return site, None
     frames = "".join(traceback.format_tb(error.__traceback__))

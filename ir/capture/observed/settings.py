@@ -77,7 +77,7 @@ def exact_texts() -> Iterator[None]:
 
 
 def _unread(argument: Any) -> Any:
-    """Stand for an argument of an exception: an error may show it, and no code can read it."""
+    """Make a dynamo variable for an exception's argument: errors show it, no code can read it."""
     variable = UnknownVariable()
     variable.debug_repr = lambda: "" if argument is None else _shown(argument)
     return variable

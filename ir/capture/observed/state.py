@@ -107,7 +107,7 @@ def _refusal(write: Write) -> str:
         f"{write.site}: forward changes `{write.place}`, Python state that the next step would "
         "read, but a program keeps what the first step had; hold it in a buffer "
         f'(self.register_buffer("{name}", torch.tensor(..)) in __init__), or pass it as an input. '
-        "What forward sets anew each time needs a value in __init__."
+        "An attribute that each forward sets needs a value in __init__."
     )
 
 

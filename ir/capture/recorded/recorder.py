@@ -161,8 +161,7 @@ class CallRecorder(TorchFunctionMode):
 
     @contextlib.contextmanager
     def seeing_all(self) -> Iterator[None]:
-        """Record, in the context, also what modes do not see: modules, autograd functions,
-        autocast."""
+        """Record modules, autograd functions and autocast too, which function modes do not see."""
         call_module = nn.Module.__call__
 
         def calling(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -64,7 +64,7 @@ def chains_of(graph: fx.Graph) -> list[BlockChain]:
 class _Link:
     """The nodes of one block. reads: the origin of each operand, equal for blocks of one chain.
 
-    number: that of the record it was copied from. start: index of its first call in the graph.
+    number: the number of its record. start: index of its first call in the graph.
     """
 
     path: str

@@ -110,7 +110,7 @@ def _write_masks(graph: fx.Graph) -> None:
 
 
 def _mask_at(positions: Sequence[Any]) -> fx.Node | None:
-    """Return the mask whose true positions the only node, if any, computes by dim; else None."""
+    """Return the mask if `positions` is one node, torch.where(mask) or its nonzero; else None."""
     (node,) = positions or (None,)
     if not isinstance(node, fx.Node) or not node.args or not _is_mask(node.args[0]):
         return None

@@ -1,11 +1,14 @@
 # pyright: basic
-"""Ops that torch decomposes: batch norm into sums over the global batch, losses by elements."""
+"""Ops that torch decomposes: batch norm into sums over the global batch, losses by elements; and
+interpolation, which it would decompose into indexing, which gathers images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -25,6 +28,27 @@ _DECOMPOSED = (
     _ATEN.glu, _ATEN.glu_backward, _ATEN.aminmax, _ATEN.nansum, _ATEN.pixel_shuffle,
     _ATEN.pixel_unshuffle, _ATEN.channel_shuffle,
 )  # fmt: skip
+
+
+_KEPT = (
+    _ATEN.upsample_nearest1d, _ATEN.upsample_nearest2d, _ATEN.upsample_nearest3d,
+    _ATEN._upsample_nearest_exact1d, _ATEN._upsample_nearest_exact2d,
+    _ATEN._upsample_nearest_exact3d, _ATEN.upsample_linear1d, _ATEN.upsample_bilinear2d,
+    _ATEN.upsample_trilinear3d, _ATEN.upsample_bicubic2d,
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def interpolation_kept() -> Iterator[None]:
+    """Trace interpolation as the ops that eager PyTorch runs, in the context."""
+    with contextlib.ExitStack() as stack:
+        for op in [getattr(packet, name) for packet in _KEPT for name in ("default", "vec")]:
+            # Without Python's kernels for autograd, those of C++ are traced.
+            kept = {key: kernel for key, kernel in op.py_kernels.items() if key.name == "Meta"}
+            stack.callback(op._dispatch_cache.clear)
+            stack.enter_context(mock.patch.dict(op.py_kernels, kept, clear=True))
+            op._dispatch_cache.clear()
+        yield
 
 
 @cache

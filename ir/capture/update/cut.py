@@ -110,7 +110,7 @@ def _core(
 
 
 def _read_by(readers: Collection[fx.Node], sources: Collection[fx.Node]) -> list[fx.Node]:
-    """Return tensors of `sources` that `readers` read; operands of a tuple-valued op, run again."""
+    """List tensors of `sources` that `readers` read, directly or as items of a tuple's operands."""
     read: dict[fx.Node, None] = {}
     for source in (x for node in readers for x in node.all_input_nodes if x in sources):
         if isinstance(_value(source), Tensor):

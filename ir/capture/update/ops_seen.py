@@ -26,7 +26,8 @@ _META = torch.device("meta")
 @dataclass(frozen=True)
 class _Value:
     """The contents of a tensor's memory. of: indices of the parameters that they derive from (none
-    for a constant). is_aligned: whether each element derives only from the parameters' same one."""
+    for a constant). is_aligned: whether each element derives only from the same element of these
+    parameters."""
 
     of: frozenset[int]
     is_aligned: bool

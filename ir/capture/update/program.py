@@ -57,7 +57,7 @@ class Update:
 
     @property
     def joined(self) -> list[Tensor]:
-        """Fake results, float32 or wider, of reductions over tensors of the parameter's shape."""
+        """List reductions of tensors of the parameter's shape: fake results, float32 or wider."""
         return [
             x.to(torch.promote_types(x.dtype, torch.float32))
             for node in self.graph.nodes

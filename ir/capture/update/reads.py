@@ -121,8 +121,8 @@ def calls_of(
 
 @dataclass(frozen=True)
 class _Seen:
-    """A run of a step. calls: its ops, each with the arguments that are no tensors. of: for each
-    call, the indices of the parameters that its operands derive from."""
+    """The record of an optimizer's step. calls: its ops, each with the arguments that are no
+    tensors. of: for each call, the indices of the parameters that its operands derive from."""
 
     reads: Reads
     calls: tuple[tuple[str, tuple[Any, ...]], ...]

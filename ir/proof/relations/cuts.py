@@ -67,7 +67,8 @@ def merged_terms(
     """Relate a merge op (`merge_attention`). parts: the operands of its first term, then of the
     second.
 
-    Returns the merged results, partial or complete; None unless a term's results share their rows.
+    Returns the merged results, partial or complete; None unless the operands of each term have the
+    same rows.
     """
     half = len(parts) // 2
     for term in (parts[:half], parts[half:]):
@@ -139,7 +140,7 @@ def _cuts(rule: Rule, operands: Sequence[Sharding]) -> list[DimSharding] | Refus
     for index, (dims, sharding) in enumerate(zip(rule.operands, operands, strict=True)):
         own = rule.factors_of(dims, sharding.dims)
         if own is None:
-            return Refusal("is cut where the op needs it whole", index)
+            return Refusal("is sharded in a dim that the op needs unsharded", index)
         read.append(own)
     cuts: list[DimSharding] = [()] * len(rule.factors)
     for factor in range(len(rule.factors)):
@@ -155,7 +156,7 @@ def _cuts(rule: Rule, operands: Sequence[Sharding]) -> list[DimSharding] | Refus
         cuts[factor] = min((read[index][factor] for index in named or owners), key=_extent)
         for index in owners:
             if not stands_for(read[index][factor], cuts[factor]):
-                return Refusal("is not cut as the other operands are", index)
+                return Refusal("is not sharded as the other operands are", index)
     whole = rule.completed(cuts)
     if not all(map(stands_for, cuts, whole)):
         return Refusal("has operands that are not cut in the same groups")
@@ -167,8 +168,7 @@ def _is_free(cut: DimSharding) -> bool:
 
 
 def _extent(cut: DimSharding) -> int:
-    """Number of indices along which a value with this sharding is constant. The result of an op has
-    the least of its operands'."""
+    """Count the neighbouring indices along which a value with this sharding is constant."""
     return max((int(p.axis.removeprefix(FREE)) for p in cut if is_free(p)), default=0)
 
 
@@ -182,9 +182,9 @@ def _carried(rule: Rule, operands: Sequence[Sharding]) -> tuple[str, ...] | Refu
             continue
         if sharding.unreduced:
             over = ", ".join(sharding.unreduced)
-            return Refusal(f"is pending over {over}: an all_reduce is missing before", index)
+            return Refusal(f"is unreduced over {over}: an all_reduce is missing before", index)
         over = ", ".join(pending)
-        return Refusal(f"is whole, but another operand is pending over {over}", index)
+        return Refusal(f"is whole, but another operand is unreduced over {over}", index)
     return carried
 
 
@@ -252,12 +252,12 @@ def _problem(rule: Rule, cuts: Sequence[DimSharding], carried: Sequence[str]) ->
     if twice:
         return Refusal(f"has operands that are cut in different dims over {', '.join(twice)}")
     if set(named) & set(carried):
-        return Refusal("is cut over an axis over which an operand is pending")
+        return Refusal("is sharded over an axis over which an operand is unreduced")
     for index, cut in enumerate(cuts):
         if not rule.can_cut(index, cut):
             return Refusal("cannot be computed on shards of these operands")
         if _is_free(cut) and not _is_kept(rule, index):
-            return Refusal("sums what is the same everywhere, over axes that nothing names")
+            return Refusal("sums equal values over axes that no sharding names")
     return None
 
 

@@ -56,7 +56,7 @@ def _lowest(free: Placement) -> int:
 
 
 def stands_for(own: DimSharding, cut: DimSharding) -> bool:
-    """True if `own` equals `cut` if fitting placements of `cut` replace the free ones of `own`."""
+    """True if `own` equals `cut` after fitting placements of `cut` replace its free ones."""
     if own == cut:
         return True
     rest = [placement for placement in cut if placement not in own]

@@ -4,7 +4,8 @@ A ring over a mesh axis adds two axes to the proof, on which a coordinate k stan
 is k positions further than this one: one for blocks, one for the terms of sums. A shard over the
 mesh axis is the block at coordinate 0, and its unreduced term the term at 0; a shift adds 1 to all
 coordinates. Each rank meets the blocks in an order of its own, but each block once, so that sums
-over all coordinates are complete. Coordinates are no positions: no index may be computed of them.
+over all coordinates are complete. A coordinate is not a rank's position, so no index may be
+computed from it.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def _exchanged(value: Relation, axis: str, axes: ProofAxes) -> Relation:
 
 
 def settled(value: Relation, axes: ProofAxes) -> Relation:
-    """Relate the block at coordinate 0 as a shard over the mesh axis, where nothing else is."""
+    """Relate a block at coordinate 0 as a shard over the mesh axis, if the value lacks it."""
     for axis in axes.rings:
         item = _block(axis), frozenset({0})
         if item in value.at and axis not in value.held.sharding.axes:
@@ -122,7 +123,7 @@ def settled(value: Relation, axes: ProofAxes) -> Relation:
 def terms_of_one_sum(
     first: Relation, second: Relation, axes: ProofAxes
 ) -> tuple[Relation, Relation]:
-    """Relate a term of a rank's own as such if the other operand of a sum has travelled."""
+    """Relate both operands as terms of a ring if one of them already is a term of the ring."""
     for axis in axes.rings:
         if _term(axis) in first.held.sharding.unreduced + second.held.sharding.unreduced:
             first, second = (
@@ -132,7 +133,7 @@ def terms_of_one_sum(
 
 
 def _shifted(value: Relation, axis: str, axes: ProofAxes) -> Relation | None:
-    """Relate what the next rank has: all coordinates of the ring grow by 1."""
+    """Relate the next rank's value: add 1 to all coordinates of the ring; None if impossible."""
     names = _block(axis), _term(axis)
     sharding, size = value.held.sharding, axes.size(axis)
     if axis in sharding.unreduced:

@@ -28,6 +28,7 @@ from shardweave.ir.mesh.placement import (
     is_contiguous,
     is_even,
     ordered,
+    part_size,
 )
 from shardweave.ir.sharding.localizer import Localizer
 
@@ -44,7 +45,10 @@ class Factor:
     can only be sharded contiguously, because the op compares indices along it. whole: whether the
     factor cannot be sharded (the three parts of a fused projection, of which a slice picks one); it
     has a name only so that other factors of its dim can be sharded. even: whether its shards must
-    be of equal size, because padding would make the op fail.
+    be of equal size, because padding would make the op fail. reach: number of indices of the
+    neighbouring shards, on either side, that a shard's results read or are added to; a shard has at
+    least as many. joined: whether results without the factor are whole, since the local form sends
+    what its shards lack.
     """
 
     size: int
@@ -52,6 +56,8 @@ class Factor:
     contiguous: bool = False
     whole: bool = False
     even: bool = False
+    reach: int = 0
+    joined: bool = False
 
 
 Localize = Callable[[Localizer], Sequence[SSAValue]]
@@ -110,9 +116,9 @@ class Rule:
     def part_of_axis(
         self, names: Sequence[int], placement: Placement, *, groups: bool = False
     ) -> int | None:
-        """Size of the minor part of an axis that shards a dim, if only its parts can shard factors,
-        or (groups) whole groups of one; None if there are no such parts. names: the dim's
-        factors."""
+        """Find where to split an axis of which only parts can shard factors of a dim: the minor
+        part's size, or None. names: the dim's factors. groups: allow parts that shard whole
+        groups."""
         for factor, _, minor in self._digits(names):
             shares = [share for _, base, share in self.groups if groups and base == factor]
             for bound in (minor, *(minor * share for share in shares)):
@@ -193,11 +199,16 @@ class Rule:
             crossing = [p for p in placements if p.stride % share and share % p.span]
             if base == factor and crossing and any(p.stride % share == 0 for p in placements):
                 return False
+        if part_size(placements, limits.size) < limits.reach:
+            return False
         return not limits.contiguous or is_contiguous(placements, limits.size)
 
     def lost(self, dims: Dims, factors: Sequence[DimSharding]) -> list[int]:
         """List the sharded factors whose axes do not all shard a value with `dims`."""
         kept = {p.axis for cut in self.dims_of(dims, factors) for p in cut}
+        kept |= {
+            p.axis for f, cut in zip(self.factors, factors, strict=True) for p in cut * f.joined
+        }
         return [i for i, cut in enumerate(factors) if any(p.axis not in kept for p in cut)]
 
     def result(
@@ -218,6 +229,7 @@ class Rule:
         kept = {p.axis for cut in placed for p in cut}
         pending: dict[str, Reduction | None] = dict.fromkeys(carried, "sum")
         for factor, cut in zip(self.factors, factors, strict=True):
+            kept.update(p.axis for p in cut if factor.joined)
             pending |= {p.axis: factor.reduction for p in cut if p.axis not in kept}
         reductions = set(pending.values())
         if None in reductions or len(reductions) > 1:
@@ -330,6 +342,15 @@ class Notation:
                     known = prod(self._sizes.get(name, 1) for name in names)
                     self._sizes[unknown[0]] = size // known
 
+    @property
+    def _names(self) -> list[str]:
+        values = (*self._operands, *self._results)
+        return list(dict.fromkeys(n for dims in values for names in dims for n in names))
+
+    def number(self, name: str) -> int:
+        """The number of a factor in the rule."""
+        return self._names.index(name)
+
     def rule(
         self,
         *,
@@ -338,15 +359,24 @@ class Notation:
         reductions: dict[str, Literal["max"] | None] | None = None,
         contiguous: Sequence[str] = (),
         whole: Sequence[str] = (),
+        even: Sequence[str] = (),
+        reach: Mapping[str, int] = {},
+        joined: Sequence[str] = (),
         groups: Mapping[str, tuple[str, int]] = {},
     ) -> Rule:
         """Build the rule. reductions: by factor, if not a sum; None forbids to shard the factor
         where a result lacks it."""
         factors = {
-            n: Factor(self._sizes[n], (reductions or {}).get(n, "sum"), n in contiguous, n in whole)
-            for dims in (*self._operands, *self._results)
-            for names in dims
-            for n in names
+            n: Factor(
+                self._sizes[n],
+                (reductions or {}).get(n, "sum"),
+                contiguous=n in contiguous,
+                whole=n in whole,
+                even=n in even,
+                reach=reach.get(n, 0),
+                joined=n in joined,
+            )
+            for n in self._names
         }
         dims = self._operands, self._results
         return named_rule(factors, *dims, linear=linear, localize=localize, groups=groups)

@@ -1,26 +1,36 @@
-"""Rules of convolutions, pools and upsampling: sample and channel dims pass, spatial dims do not.
+"""Rules of convolutions and interpolation; of samplers and patches, whose spatial dims stay whole.
 
 A convolution's channels are `(g c)` on the input's side and `(g o)` on the output's, with g
-groups; g is named only where there are several.
+groups; g is named only where there are several. Its spatial dims are those of `windows`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
 from xdsl.ir import SSAValue
 
 from shardweave.ir.dialects.aten import AtenOp
-from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.ops.registry import spec_of
-from shardweave.ir.sharding.rules.base import Notation, Rule, rule
-from shardweave.ir.sharding.rules.dims import dividing
-
-
-@rule
-def window(op: AtenOp) -> Rule:
-    """`... . . -> ... . .`: each plane, line or volume is computed by itself."""
-    dims = spec_of(op).notation
-    operands, results = (", ".join([dims] * len(v)) for v in (op.operands, op.results))
-    return Notation(op, f"{operands} -> {results}").rule()
+from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.mesh.placement import part_size
+from shardweave.ir.sharding.rules.base import Localize, Localizer, Notation, Rule, rule
+from shardweave.ir.sharding.rules.windows import (
+    Along,
+    Sharded,
+    gives_gradients,
+    listed,
+    narrower,
+    sharded_of,
+    stretched,
+    texts,
+    unpadded,
+    wide_type,
+    wider,
+    windowed,
+    windows_along,
+)
 
 
 @rule
@@ -34,43 +44,135 @@ def patches(op: AtenOp) -> Rule:
 
 @rule
 def convolution(op: AtenOp) -> Rule:
-    """`n c ., o c ., o -> n o .`: shards of c give partial sums; not with a bias, added by each."""
-    inputs, weight, bias, outputs = _convolution_dims(op, op.operands[1])
-    has_bias = op.tensor("bias") is not None
-    operands = [inputs, weight, bias] if has_bias else [inputs, weight]
-    return _grouped(op, operands, [outputs], is_c_lost=has_bias)
+    """`n c (y s), o c ., o -> n o y`: shards of c give partial sums; not with a bias, added by
+    each. In a transposed one, y is the input's and (y s) the output's."""
+    x, weight, *bias = op.operands
+    given = ["x", "w", *("b" for _ in bias)]
+    return _convolution(op, x, op.results[0], weight, given, ["y"], is_c_lost=bool(bias))
 
 
 @rule
 def convolution_backward(op: AtenOp) -> Rule:
-    """`n o ., n c ., o c . -> n c ., o c ., o`; results that `output_mask` leaves out are absent.
+    """`n o y, n c (y s), o c . -> n c (y s), o c ., o`; results that `output_mask` leaves out are
+    absent.
 
-    o reduces in the input's gradient, n in the others. The bias gradient is complete on each
+    o reduces in the input's gradient, n and y in the others. The bias gradient is complete on each
     shard of c, not a term of a sum, so c cannot be cut where it is wanted.
     """
-    inputs, weight, bias, outputs = _convolution_dims(op, op.operands[2])
+    grad, x, weight = op.operands
     mask = op.value("output_mask")
-    results = [dims for dims, wanted in zip([inputs, weight, bias], mask, strict=True) if wanted]
-    return _grouped(op, [outputs, inputs, weight], results, is_c_lost=mask[2])
+    made = [name for name, wanted in zip("xwb", mask, strict=True) if wanted]
+    return _convolution(op, x, grad, weight, ["y", "x", "w"], made, is_c_lost=mask[2])
 
 
-def _convolution_dims(op: AtenOp, weight: SSAValue) -> tuple[str, str, str, str]:
-    """Notation for the dims of input, weight, bias and output."""
-    spatial = " ." * (len(shape_of(weight)) - 2)
-    c, o = ("c", "o") if op.value("groups") == 1 else ("(g c)", "(g o)")
+def _convolution(
+    op: AtenOp,
+    x: SSAValue,
+    y: SSAValue,
+    weight: SSAValue,
+    given: Sequence[str],
+    made: Sequence[str],
+    *,
+    is_c_lost: bool,
+) -> Rule:
+    """Build the rule from values with the types of input, output and weight. given, made: operands
+    and results, as x (input), w (weight), b (bias) and y (output)."""
+    turned, groups = op.value("transposed"), op.value("groups")
+    lengths = shape_of(weight)[2:]
+    window = [listed(op, name, len(lengths)) for name in ("stride", "padding", "dilation")]
+    wide, narrow = (shape_of(value) for value in ((y, x) if turned else (x, y)))
+    alongs = windows_along(wide, narrow, list(zip(lengths, *window, strict=True)))
+    of_wide, of_narrow = texts(alongs, 2, len(wide))
+    of_x, of_y = (of_narrow, of_wide) if turned else (of_wide, of_narrow)
+    c, o = ("c", "o") if groups == 1 else ("(g c)", "(g o)")
     # A transposed convolution's weight has the input's channels first.
-    channels = f"{c} o" if op.value("transposed") else f"{o} c"
-    return f"n {c}{spatial}", f"{channels}{spatial}", o, f"n {o}{spatial}"
-
-
-def _grouped(op: AtenOp, operands: list[str], results: list[str], *, is_c_lost: bool) -> Rule:
-    groups = op.value("groups")
-    text = f"{', '.join(operands)} -> {', '.join(results)}"
-    return Notation(op, text, {"g": groups}).rule(
+    channels = f"{c} o" if turned else f"{o} c"
+    dims = {"x": f"n {c} {of_x}", "y": f"n {o} {of_y}", "b": o}
+    dims["w"] = channels + " ." * len(lengths)
+    text = " -> ".join(", ".join(dims[name] for name in side) for side in (given, made))
+    is_local = groups > 1 or any(along.reach for along in alongs)
+    return windowed(
+        op,
+        text,
+        alongs,
+        _on_shards if is_local else None,
+        sizes={"g": groups},
         reductions={"c": None} if is_c_lost else {},
-        # Every text starts with `n (g ..)`, so g is factor 1.
-        localize=dividing("groups", 1) if groups > 1 else None,
     )
+
+
+@cache
+def _on_shards(alongs: tuple[Along, ...]) -> Localize:
+    def localize(local: Localizer) -> Sequence[SSAValue]:
+        op, values = local.op, dict[str, Any]()
+        groups = op.value("groups")
+        if groups > 1:
+            # Every text starts with `n (g ..)`, so g is factor 1.
+            values["groups"] = part_size(local.placements[1], groups)
+        sharded = [pair for pair in sharded_of(local, alongs) if pair[0].reach]
+        if not sharded:
+            return local.clone(**values)
+        if not op.value("transposed"):
+            values["padding"] = unpadded(local, sharded)
+            return (_backward if gives_gradients(op) else _forward)(local, sharded, values)
+        return (_transposed_backward if gives_gradients(op) else _transposed)(
+            local, sharded, values
+        )
+
+    return localize
+
+
+def _forward(local: Localizer, sharded: Sharded, values: dict[str, Any]) -> Sequence[SSAValue]:
+    x, *rest = local.operands
+    return local.clone([wider(local, x, sharded), *rest], **values)
+
+
+def _backward(local: Localizer, sharded: Sharded, values: dict[str, Any]) -> Sequence[SSAValue]:
+    """Two ops: of the gradients, the input's alone is added to the neighbours'."""
+    grad, x, weight = local.operands
+    of_x, *rest = local.op.value("output_mask")
+    halos = [along.halo for along, _ in sharded]
+    x = wider(local, x, sharded) if rest[0] else stretched(local, x, halos)
+    made: list[SSAValue] = []
+    if of_x:
+        mask = [True, False, False]
+        made = local.clone([grad, x, weight], [x.type], output_mask=mask, **values)
+        made = [narrower(local, made[0], sharded)]
+    if any(rest):
+        types, mask = local.types[of_x:], [False, *rest]
+        made += local.clone([grad, x, weight], types, output_mask=mask, **values)
+    return made
+
+
+def _transposed(local: Localizer, sharded: Sharded, values: dict[str, Any]) -> Sequence[SSAValue]:
+    """Read the neighbours' inputs; the padding cuts off the outputs of these."""
+    x, *rest = local.operands
+    padding = listed(local.op, "padding", len(shape_of(x)) - 2)
+    for along, placements in sharded:
+        x = local.halo(x, placements, (along.dim, along.reach, along.reach))
+        padding[along.dim - along.first] += along.reach * along.stride
+    return local.clone([x, *rest], **values, padding=padding)
+
+
+def _transposed_backward(
+    local: Localizer, sharded: Sharded, values: dict[str, Any]
+) -> Sequence[SSAValue]:
+    """Read the neighbours' gradients for the input's and the weight's, and not for the bias's."""
+    grad, x, weight = local.operands
+    more = unpadded(local, sharded, "output_padding")
+    for along, _ in sharded:
+        more[along.dim - along.first] = max(0, -along.after)
+    values |= {"padding": unpadded(local, sharded), "output_padding": more}
+    *mask, of_bias = local.op.value("output_mask")
+    made: list[SSAValue] = []
+    if any(mask):
+        operands, types = [wider(local, grad, sharded), x, weight], local.types[: sum(mask)]
+        made = local.clone(operands, types, output_mask=[*mask, False], **values)
+    if of_bias:
+        type_ = local.result_shape(-1), dtype_of_value(grad)
+        dims = [0, *range(2, len(shape_of(grad)))]
+        made += local.emit("aten.sum.dim_IntList", [grad], type_, dim=dims)
+    return made
 
 
 @rule
@@ -95,3 +197,69 @@ def grid_sampler_backward(op: AtenOp) -> Rule:
 def _sampled(op: AtenOp) -> tuple[str, str]:
     spatial = " ." * (len(shape_of(op.operands[0])) - 2)
     return f"n c{spatial}", f"n{spatial} ."
+
+
+# Interpolation
+
+
+@rule
+def nearest(op: AtenOp) -> Rule:
+    """`... (y s) -> ... (y t)`, without neighbours."""
+    return _resized(op, lambda along: 0)
+
+
+@rule
+def linear(op: AtenOp) -> Rule:
+    """`... (y s) -> ... (y t)`; indices between two of s = 1 read the neighbours' nearest."""
+    return _resized(op, lambda along: int(along.stride == 1 < along.times))
+
+
+@rule
+def cubic(op: AtenOp) -> Rule:
+    """`... (y s) -> ... (y t)`; reads two indices on either side."""
+    return _resized(op, lambda along: 0 if along.stride == along.times else 1 + (along.stride == 1))
+
+
+def _resized(op: AtenOp, reach_of: Callable[[Along], int]) -> Rule:
+    is_backward = gives_gradients(op)
+    given, made = shape_of(op.operands[0]), shape_of(op.results[0])
+    wide, narrow = (made, given) if is_backward else (given, made)
+    scales = [op.value(p.name) for p in op.signature.parameters if p.name.startswith("scales")]
+    corners = op.signature.parameter("align_corners") is not None and op.value("align_corners")
+    rank, alongs = len(wide), list[Along]()
+    for dim, scale in enumerate(() if corners else scales, rank - len(scales)):
+        times, stride = max(narrow[dim] // wide[dim], 1), max(wide[dim] // narrow[dim], 1)
+        is_whole = wide[dim] * times == narrow[dim] * stride and scale in (None, times / stride)
+        if is_whole and min(wide[dim], narrow[dim]) > 1:
+            along = Along(dim, rank - len(scales), stride, times)
+            size = reach_of(along) * stride
+            alongs.append(along._replace(before=size, after=size))
+    pair = ["... " + text for text in texts(alongs, rank - len(scales), rank)]
+    text = " -> ".join(reversed(pair) if is_backward else pair)
+    reaches = any(along.reach for along in alongs)
+    return windowed(op, text, alongs, _interpolated if reaches else None, even=reaches)
+
+
+@cache
+def _interpolated(alongs: tuple[Along, ...]) -> Localize:
+    def localize(local: Localizer) -> Sequence[SSAValue]:
+        sharded = [pair for pair in sharded_of(local, alongs) if pair[0].reach]
+        if not sharded:
+            return local.clone()
+        (value,), (type_,) = local.operands, local.types
+        halos = [along.halo for along, _ in sharded]
+        # The halos on the narrow side.
+        ends = [(a.dim, a.reach * a.times, a.reach * a.times) for a, _ in sharded]
+        if gives_gradients(local.op):
+            (made,) = local.clone([stretched(local, value, ends)], [wide_type(type_, halos)])
+            return [narrower(local, made, sharded, "repeat")]
+        value = wider(local, value, sharded, "repeat")
+        (made,) = local.clone([value], [wide_type(type_, ends)])
+        for dim, before, after in ends:
+            shape = [*shape_of(made)]
+            shape[dim] -= before + after
+            type_ = shape, dtype_of_value(made)
+            (made,) = local.emit("aten.slice.Tensor", [made], type_, dim=dim, start=before)
+        return [made]
+
+    return localize

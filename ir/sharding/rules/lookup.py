@@ -20,10 +20,13 @@ from shardweave.ir.sharding.rules import (
     reductions,
     searches,
     views,
+    windows,
 )
 from shardweave.ir.sharding.rules.base import RULES, Notation, Rule, RuleFunction, replicated_rule
 
-_FAMILIES = (attention, convolution, factories, indexing, matmul, reductions, searches, views)
+_FAMILIES = (
+    attention, convolution, factories, indexing, matmul, reductions, searches, views, windows,
+)  # fmt: skip
 """Imported so that their functions are registered."""
 
 _known: dict[tuple[OpSpec, OpKey], Rule] = {}

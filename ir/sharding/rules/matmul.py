@@ -94,7 +94,8 @@ def ragged_rows(op: AtenOp) -> Rule:
 
 
 def _ragged(op: AtenOp, text: str) -> Rule:
-    """Make the rule of an op on ragged rows from notation; of their factors r and d can shard."""
+    """Make a rule on ragged rows from notation; of the rows' factors only r and d can be
+    sharded."""
     if len(op.operands) < text.count(",") + 1:
         text = text.replace(", ->", " ->")
     blocks, parts, shards = (op.value(name) for name in ("blocks", "parts", "shards"))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
 
 import torch
+from xdsl.ir import SSAValue
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.mesh.placement import part_size
 from shardweave.ir.ops.registry import spec_of
 from shardweave.ir.sharding.rules.base import (
+    Localize,
+    Localizer,
     Names,
     Notation,
     Rule,
@@ -104,24 +110,141 @@ def layer_norm_backward(op: AtenOp) -> Rule:
 
 @rule
 def group_norm(op: AtenOp) -> Rule:
-    """`n (g c) ., (g c), (g c) -> n (g c) ., n g, n g`: c, a group's channels, stays unsharded."""
-    value = "n (g c)" + " ." * (len(shape_of(op.operands[0])) - 2)
+    """`n (g c) y, (g c), (g c) -> n (g c) y, n g, n g`: c, a group's channels, stays unsharded.
+    Shards of y add up their statistics."""
+    value = _plane(op.operands[0])
     operands = [value, *["(g c)"] * (len(op.operands) - 1)]
-    return _grouped(op, operands, [value, "n g", "n g"])
+    return _grouped(op, operands, [value, "n g", "n g"], _group_norm_on_shards, joined=True)
 
 
 @rule
 def group_norm_backward(op: AtenOp) -> Rule:
-    """`n (g c) ., n (g c) ., n g, n g, (g c) -> n (g c) ., (g c), (g c)`; n is summed over."""
-    value = "n (g c)" + " ." * (len(shape_of(op.operands[0])) - 2)
+    """`n (g c) y, n (g c) y, n g, n g, (g c) -> n (g c) y, (g c), (g c)`; n and y are summed
+    over."""
+    value = _plane(op.operands[0])
     operands = [value, value, "n g", "n g", *["(g c)"] * (len(op.operands) - 4)]
     results = zip([value, "(g c)", "(g c)"], op.value("output_mask"), strict=True)
-    return _grouped(op, operands, [dims for dims, wanted in results if wanted])
+    made = [dims for dims, wanted in results if wanted]
+    return _grouped(op, operands, made, _group_norm_backward_on_shards)
 
 
-def _grouped(op: AtenOp, operands: list[str], results: list[str]) -> Rule:
+def _plane(value: SSAValue) -> str:
+    return " ".join(["n (g c)", *(f"y{dim}" for dim in range(2, len(shape_of(value))))])
+
+
+def _grouped(
+    op: AtenOp, operands: list[str], results: list[str], localize: Localize, *, joined: bool = False
+) -> Rule:
     text = f"{', '.join(operands)} -> {', '.join(results)}"
-    # Every text starts with `n (g c)`, so g is factor 1.
+    spatial = [f"y{dim}" for dim in range(2, len(shape_of(op.operands[0])))]
+    # Every text starts with `n (g c)`, so g is factor 1, and y is factor 3 and those after it.
     return Notation(op, text, {"g": op.value("group")}).rule(
-        whole=["c"], localize=dividing("group", 1)
+        whole=["c"], even=spatial, joined=spatial if joined else (), localize=localize
     )
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Emits a group norm on spatial shards, as sums over each group that are added up."""
+
+    local: Localizer
+    axes: tuple[str, ...]
+    dtype: torch.dtype
+    """The dtype of the statistics, in which all is computed."""
+    shape: tuple[int, ...]
+    groups: tuple[int, int, int]
+    """Samples, groups, and the group's elements on a shard."""
+    count: int
+    """Elements of a group on all shards."""
+
+    @staticmethod
+    def of(local: Localizer, dtype: torch.dtype) -> _Groups | None:
+        """None if no spatial dim is sharded."""
+        placed = [p for cut in local.placements[3:] for p in cut]
+        shape = shape_of(local.operands[0])
+        group = part_size(local.placements[1], local.op.value("group"))
+        numel = prod(shape[1:]) // group
+        groups, count = (shape[0], group, numel), numel * prod(p.size for p in placed)
+        axes = tuple([name for name in local.mesh.names if name in {p.axis for p in placed}])
+        return _Groups(local, axes, dtype, shape, groups, count) if placed else None
+
+    def emit(self, name: str, *operands: SSAValue, **values: Any) -> SSAValue:
+        """Add an elementwise op, whose result has the first operand's shape."""
+        type_ = shape_of(operands[0]), self.dtype
+        return self.local.emit(f"aten.{name}", operands, type_, **values)[0]
+
+    def view(self, value: SSAValue, shape: Sequence[int]) -> SSAValue:
+        return self.local.emit("aten.view", [value], (shape, dtype_of_value(value)))[0]
+
+    def grouped(self, value: SSAValue) -> SSAValue:
+        """A value by groups, in the statistics' dtype."""
+        if dtype_of_value(value) != self.dtype:
+            value = self.emit("_to_copy", value)
+        return self.view(value, self.groups)
+
+    def column(self, value: SSAValue) -> SSAValue:
+        """A value for each group (or, of one dim, for each channel), to combine with all."""
+        if len(shape_of(value)) > 1:
+            return self.view(value, (*self.groups[:2], 1))
+        if dtype_of_value(value) != self.dtype:
+            value = self.emit("_to_copy", value)
+        return self.view(value, (self.shape[1], *(1 for _ in self.shape[2:])))
+
+    def sums(self, *values: SSAValue) -> list[SSAValue]:
+        """Sums over each group, of all shards."""
+        type_ = self.groups[:2], self.dtype
+        own = [self.local.emit("aten.sum.dim_IntList", [v], type_, dim=[2])[0] for v in values]
+        return self.local.all_reduce(own, self.axes)
+
+    def as_result(self, value: SSAValue) -> SSAValue:
+        """A value in the operand's shape and dtype."""
+        value, dtype = self.view(value, self.shape), dtype_of_value(self.local.operands[0])
+        if dtype == self.dtype:
+            return value
+        return self.local.emit("aten._to_copy", [value], (self.shape, dtype))[0]
+
+
+def _group_norm_on_shards(local: Localizer) -> Sequence[SSAValue]:
+    at = _Groups.of(local, dtype_of_value(local.op.results[1]))
+    if at is None:
+        return dividing("group", 1)(local)
+    x, *parameters = local.operands
+    x = at.grouped(x)
+    mean = at.emit("div.Scalar", *at.sums(x), other=at.count)
+    x = at.emit("sub.Tensor", x, at.column(mean))
+    variance = at.emit("div.Scalar", *at.sums(at.emit("mul.Tensor", x, x)), other=at.count)
+    rstd = at.emit("rsqrt", at.emit("add.Scalar", variance, other=local.op.value("eps")))
+    x = at.view(at.emit("mul.Tensor", x, at.column(rstd)), at.shape)
+    for name, parameter in zip(("mul.Tensor", "add.Tensor"), parameters, strict=False):
+        x = at.emit(name, x, at.column(parameter))
+    return [at.as_result(x), mean, rstd]
+
+
+def _group_norm_backward_on_shards(local: Localizer) -> Sequence[SSAValue]:
+    grad, x, mean, rstd, *weight = local.operands
+    at = _Groups.of(local, dtype_of_value(mean))
+    if at is None:
+        return dividing("group", 1)(local)
+    scale, by_channel = at.column(rstd), at.view(at.grouped(grad), at.shape)
+    x = at.emit("mul.Tensor", at.emit("sub.Tensor", at.grouped(x), at.column(mean)), scale)
+    made: list[SSAValue] = []
+    of_x, of_weight, of_bias = local.op.value("output_mask")
+    if of_x:
+        own = by_channel
+        for parameter in weight:
+            own = at.emit("mul.Tensor", own, at.column(parameter))
+        own = at.view(own, at.groups)
+        total, along = (at.column(s) for s in at.sums(own, at.emit("mul.Tensor", own, x)))
+        both = at.emit("add.Tensor", at.emit("mul.Tensor", x, along), total)
+        own = at.emit("sub.Tensor", own, at.emit("div.Scalar", both, other=at.count))
+        made.append(at.as_result(at.emit("mul.Tensor", own, scale)))
+    dims = [0, *range(2, len(at.shape))]
+    for term in [at.emit("mul.Tensor", by_channel, at.view(x, at.shape))] * of_weight + [
+        by_channel
+    ] * of_bias:
+        shape, dtype = local.result_shape(-1), dtype_of_value(local.op.results[-1])
+        (total,) = local.emit("aten.sum.dim_IntList", [term], (shape, at.dtype), dim=dims)
+        if dtype != at.dtype:
+            (total,) = local.emit("aten._to_copy", [total], (shape, dtype))
+        made.append(total)
+    return made

@@ -1,1 +1,1 @@
-"""The space of plans that `auto` searches."""
+"""The search space of `auto`: its dimensions, candidate values, and a user's constraints."""

@@ -31,7 +31,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "schedule": tuple(filter(None, SCHEDULES)),
     "pipeline": PIPELINE_SCHEDULES,
 }
-"""Allowed values of dimensions that are not counts."""
+"""Allowed values of dimensions whose values are words."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ def with_memory(cluster: Cluster, memory: str) -> Cluster:
 
 
 def point_of(plan: Plan) -> JointPoint:
-    """Derive a point from a plan, as far as its fields tell. The number of chunks is the schedule's
-    default, except for `interleaved-1f1b`, where stages and mesh give it."""
+    """Derive a point from a plan's fields. The number of chunks is the schedule's default, except
+    for `interleaved-1f1b`, where stages and mesh give it."""
     pipeline = plan.pipeline
     schedule = pipeline.schedule if pipeline else PIPELINE_SCHEDULES[0]
     chunks = find_schedule(schedule).chunks

@@ -1,6 +1,6 @@
-"""The partitions of a program that the plans of the joint space need.
+"""The partitions of a program that the plans of the search space need.
 
-A partition is a rank's program for one piece of the batch. It depends on the cut of the replica
+A partition is a rank's program for one piece of the batch. It depends on how the replica is sharded
 (degrees of tensor, context and expert parallelism, sequence parallelism) and on the number of
 pieces. Data parallelism, micro-batches and sub-batches all split the batch, so that plans with
 equally many pieces share a partition. The search reads their costs; `profile` measures their ops.
@@ -31,8 +31,8 @@ MANY_DEVICES = 64
 and pass, are too many for a network, and each degree needs another partition."""
 
 MOST_EXPERTS = 3
-"""Most sizes of the expert axis to try for each tensor degree, from the smallest: each needs as
-many partitions as having no such axis."""
+"""Most sizes of the expert axis to try for each tensor degree, smallest first: each needs as many
+partitions as a plan without the axis does."""
 
 MOST_CONTEXTS = 2
 """Most sizes of the context axis to try for each tensor degree: each needs two or four partitions,
@@ -41,7 +41,7 @@ and larger ones send more and save less."""
 
 @dataclass(frozen=True)
 class ReplicaCuts:
-    """Ways to shard a replica, except into stages.
+    """Ways to shard a replica, apart from stages.
 
     devices: number of devices. batch: number of samples. tensor: tensor degrees that shard any
     parameter. cuts_sequence: the degrees that allow sequence parallelism. contexts: candidate sizes
@@ -59,7 +59,7 @@ class ReplicaCuts:
     experts: tuple[int, ...] = ()
 
     def plain(self, tensor: int) -> Iterator[ReplicaCut]:
-        """Yield the replica cuts with this tensor degree and without a context axis."""
+        """Yield the cuts with this tensor degree and without a context axis."""
         yield from self._both(ReplicaCut(tensor))
         rest = self.devices // tensor
         for expert in islice((n for n in self.experts if rest % n == 0), MOST_EXPERTS):
@@ -90,7 +90,7 @@ class ReplicaCuts:
 
 def cut_plan(program: Program, pieces: int, cut: ReplicaCut, replica: int = 1) -> Plan:
     """Plan a partition's shardings by Megatron's rule. pieces: size of the data axis. replica: size
-    of the axis of further replicas."""
+    of the axis `replica`."""
     mesh = cut.mesh(pieces, replica)
     return plan_megatron(program, mesh, sequence_parallel=cut.sequence_parallel)
 

@@ -1,4 +1,4 @@
-"""One point of the joint space: a value for each dimension of a parallel training step."""
+"""A point of the search space: a value for each dimension of a parallel training step."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from shardweave.planners.plan.zero import DATA_AXIS, REPLICA_AXIS
 from shardweave.planners.schedules.schedules import find_schedule
 
 MESH = ("replica", "data", "tensor", "context", "expert", "stages")
-"""Dimensions whose product is the number of devices, so that one cannot change alone."""
+"""Dimensions whose product is the number of devices; changing one changes another."""
 
 ORDERS = ("schedule", "pipeline", "chunks")
 """Dimensions for the orders of messages and of micro-batches, which are varied on points near the
 best."""
 
 BUCKETS = (ALONE_BYTES // 2**20, 32, 256)
-"""Sizes in MiB from which a tensor travels alone: the default of `bucket-collectives`, and larger
+"""Sizes in MiB from which a tensor is sent alone: the default of `bucket-collectives`, and larger
 ones for many ranks, where starting a message takes longer than copying this much."""
 
 
@@ -31,7 +31,7 @@ INTERLEAVED = "interleaved-1f1b"
 
 @dataclass(frozen=True)
 class ReplicaCut:
-    """Degrees that shard a replica, except stages and batch."""
+    """Degrees that shard one replica of the model, apart from stages."""
 
     tensor: int = 1
     sequence_parallel: bool = False
@@ -99,7 +99,7 @@ class JointPoint:
 
     @property
     def within(self) -> int:
-        """Number of devices that share the work on a sample within a stage."""
+        """Number of devices that share one sample's work within a stage."""
         return self.tensor * self.context
 
     @property
@@ -118,7 +118,7 @@ class JointPoint:
 
     @property
     def has_order(self) -> bool:
-        """True if the order of micro-batches matters, or is the usual one."""
+        """True if the order of micro-batches makes a difference, or is the default."""
         return self.micro_batches > 1 or self.pipeline == JointPoint.pipeline
 
     @property

@@ -1,4 +1,4 @@
-"""Candidate sizes of dimensions of the joint space, for a program on a cluster."""
+"""Candidate sizes for dimensions of the search space, for a program on a cluster."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MOST_SHARDS = 3
 devices; smaller groups have shorter messages."""
 
 CHUNKS = (JointPoint.chunks, 4, 8)
-"""Candidate numbers of stages per device for deep models: doubling them halves the time to fill the
-pipeline, and doubles the messages."""
+"""Candidate numbers of stages per device for deep models: doubling the number halves the time to
+fill the pipeline, and doubles the messages."""
 
 
 def chunks_of(reader: CostReader, constraints: Constraints) -> tuple[int, ...]:

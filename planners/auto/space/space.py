@@ -1,4 +1,4 @@
-"""The joint space: every point that a cluster's devices and a program's batch and blocks allow."""
+"""The search space: every point that a cluster's devices and a program's batch and blocks allow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from shardweave.planners.schedules.schedules import find_schedule
 
 SUB_BATCHES = (1, 2, 4)
 SCHEDULES = ("in-order", "cross-pass", "sub-batch", "blocking")
-"""Schedules of messages; `list`, the slowest to compute, is tried only near the best."""
+"""Schedules of messages; `list`, which takes longest to compute, is tried only near the best."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class JointSpace:
         return RECOMPUTE if stages > 1 or asked else PAPERS_RECOMPUTE
 
     def _recomputed(self, stages: int) -> list[tuple[str, int]]:
-        """Policies with numbers of recomputed layers per stage: 0 (all), or the user's number."""
+        """Policies with numbers of recomputed layers per stage: 0 for all, or the user's number."""
         asked = int(self.constraints.fixed.get("recompute_layers", 0))
         if asked:
             return [("layer", asked)]
@@ -139,7 +139,7 @@ class JointSpace:
         return point.recompute not in self._policies(point.stages)
 
     def could_cut_sequence(self, point: JointPoint) -> bool:
-        """True if a point could use sequence parallelism, but does not."""
+        """True if a point does not use sequence parallelism, but could."""
         is_other = point.tensor in self.cuts.cuts_sequence and not point.sequence_parallel
         return is_other and self._may("sequence_parallel", True)
 
@@ -229,7 +229,7 @@ class JointSpace:
                     yield replica, data, stages
 
     def _shards(self, replicas: int, inside: int) -> list[int]:
-        """Candidate numbers of a stage's replicas that ZeRO shards over: all divisors if the user
+        """Candidate numbers of a stage's replicas over which ZeRO shards: all divisors if the user
         fixes the mesh or `replica`, else `shard_sizes`."""
         asked = self.constraints.fixed.get("replica")
         if asked is not None or self.mesh is not None:
@@ -249,8 +249,8 @@ class JointSpace:
 
 
 def _zeros(replica: int, data: int, micro_batches: int) -> Sequence[int]:
-    """ZeRO stages worth distinguishing. Without micro-batches stage 2 equals stage 1; with data=1
-    nothing is sharded, and further replicas are left out, because they would equal data."""
+    """ZeRO stages that differ. Without micro-batches stage 2 equals stage 1; with data=1 nothing is
+    sharded, and further replicas give no stage: such points equal points with data."""
     stages = (1, 2, 3) if micro_batches > 1 else (1, 3)
     if replica > 1:
         return stages if data > 1 else ()

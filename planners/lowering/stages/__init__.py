@@ -1,1 +1,1 @@
-"""Stages of a plan: balance, order of micro-batches, pictures."""
+"""Stages of a plan: their layers, the order of micro-batches, and drawings of it."""

@@ -1,4 +1,4 @@
-"""Cuts of a program into stages of about equal work."""
+"""Division of a program into stages of about equal work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.program.traffic import bytes_moved
 
 FLOPS_PER_BYTE = 100
-"""FLOPs that one byte moved in memory counts as; 50 to 300 on current devices."""
+"""FLOPs that moving one byte in memory counts as; 50 to 300 on current devices."""
 
 
 def balanced_stages(program: Program, count: int) -> tuple[tuple[str, ...], ...]:
@@ -42,7 +42,7 @@ def balanced_stages(program: Program, count: int) -> tuple[tuple[str, ...], ...]
 def _parts(
     program: Program, block_of_layer: Callable[[str], str | None]
 ) -> list[tuple[list[str], float]]:
-    """Return the units that a cut keeps together as (layers, cost), in program order."""
+    """Return the units that may not be divided between stages, as (layers, cost), in order."""
     costs: dict[str, float] = {}
     layers: dict[str, list[str]] = {}
     part_of: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Pipelines of plans: default stages, devices of ranks, and numbers of micro-batches."""
+"""Default stages of plans, devices of their ranks, and numbers of micro-batches."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _devices_of_places(pipeline: Pipeline, mesh: Mesh) -> list[list[int]]:
 
 
 def _places_of_stage(pipeline: Pipeline, stage: int, num_places: int) -> range:
-    """Coordinates on the stage axis that hold a stage."""
+    """Coordinates on the stage axis at which a stage runs."""
     schedule = find_schedule(pipeline.schedule)
     if not pipeline.shares:
         place = schedule.place(stage, num_places)
@@ -115,16 +115,18 @@ def _places_of_stage(pipeline: Pipeline, stage: int, num_places: int) -> range:
 
 
 def micro_batches_for(plan: Plan, program: Program, mesh: Mesh, most: int) -> int:
-    """Largest number of micro-batches, up to `most`, that divides each device's rows."""
+    """Largest number of micro-batches, up to `most`, that divides each device's rows, and leaves
+    each a row for every sub-batch."""
     rows = rows_of(plan, program, mesh)
+    rows //= gcd(rows, plan.batch_split)
     return max(count for count in range(1, min(most, rows) + 1) if rows % count == 0)
 
 
 def fewer_micro_batches(pipeline: Pipeline, most: int, rows: int, ranks: int) -> Pipeline:
-    """Reduce a pipeline's micro-batches to at most `most`, a number that divides `rows` and that
-    its schedule can order.
+    """Reduce a pipeline's micro-batches to the largest number up to `most` that divides `rows` and
+    that its schedule can order.
 
-    If the schedule can order none, one that places stages alike replaces it. Raises PlanError.
+    If there is none, a schedule with the same placement of stages is tried. Raises PlanError.
     """
     for name in (pipeline.schedule, _INSTEAD.get(pipeline.schedule, pipeline.schedule)):
         for count in (n for n in range(most, 0, -1) if rows % n == 0):
@@ -152,7 +154,7 @@ def _has_order(pipeline: Pipeline, ranks: int) -> bool:
 
 
 _INSTEAD = {"dualpipe-v": "zero-bubble-v"}
-"""Substitutes for schedules that need many micro-batches; they place stages alike."""
+"""Schedules that replace those that need many micro-batches; both place stages alike."""
 
 
 def rows_of(plan: Plan, program: Program, mesh: Mesh) -> int:

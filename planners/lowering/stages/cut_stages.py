@@ -57,7 +57,7 @@ def stored_stages(program: Program) -> tuple[tuple[str, ...], ...]:
 
 
 def _items(attribute: Attribute) -> Sequence[Attribute]:
-    """The items of a list attribute; empty for any other."""
+    """The items of an array attribute; empty for any other attribute."""
     if not isinstance(attribute, ArrayAttr):
         return ()
     return cast("ArrayAttr[Attribute]", attribute).data
@@ -97,7 +97,7 @@ def cut_stages(
     count = len(stages)
     if count % ranks or chunks not in (0, count // ranks):
         raise ValueError(
-            f"{count} stages do not stand on {ranks} ranks of the stage axis"
+            f"{count} stages cannot be placed on {ranks} ranks of the stage axis"
             + (f" with {chunks} chunks on each" if chunks else "")
             + f"; give a multiple of {ranks}."
         )
@@ -117,7 +117,7 @@ def _ordered(
     cluster: str,
     others: Sequence[Table],
 ) -> Table:
-    """Find the `list` order for a program's stages. table: order of a draft to price them."""
+    """Find the `list` order for a program's stages. table: order of a draft, used to price it."""
     draft = program.clone()
     _cut(draft, stages, table, zero)
     return order_stages(draft, cluster_to_order(cluster) if cluster else None, others)
@@ -126,7 +126,7 @@ def _ordered(
 def _uneven_table(
     schedule: str, shares: Shares, stages: Sequence[Sequence[str]], ranks: int, micro_batches: int
 ) -> Table:
-    """Order of stages at several coordinates. Raises ValueError for shares that do not fit."""
+    """Order for stages at several coordinates. Raises ValueError for shares that do not fit."""
     if not stages:
         raise ValueError(
             f"cut-stages with shares needs the layers of each stage; set {STAGES}, as a plan does."

@@ -1,4 +1,4 @@
-"""Schedule `list` for a staged program: costs of its functions, and orders that fit."""
+"""Schedule `list` for a staged program: costs of its functions, and the fastest order that fits."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _work_of(function: StageFunction) -> float:
 
 
 def _messages_s(function: StageFunction, program: Program, cluster: Cluster) -> float:
-    """Seconds of work on the messages that a run receives from and sends to other devices."""
+    """Seconds that a run spends on receiving from and sending to other devices."""
     places, own = StagePlaces.of(program).of_stage, function.stage
     ends = [(op.source, op.value) for op in function.receives]
     ends += [(op.to, op.value) for op in function.sends]

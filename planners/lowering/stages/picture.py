@@ -1,4 +1,4 @@
-"""A schedule as text: a line for each rank, a column for each moment."""
+"""A pipeline schedule drawn as text: a line for each rank, a column for each time step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def moments_of(table: Table, num_stages: int) -> list[list[str]]:
 
 
 def schedule_table_of(program: Program) -> tuple[Table, int]:
-    """Read the table of a staged program's runs on micro-batches, and its number of stages."""
+    """Read from a staged program its schedule's table, and its number of stages."""
     functions = functions_of(program)
     rows: list[list[Action]] = [[] for _ in range(program.needed_mesh().num_stages)]
     for run in runs_of(program):

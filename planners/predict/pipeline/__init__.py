@@ -1,1 +1,1 @@
-"""Simulation of pipelines by blocks and by runs."""
+"""Simulation of pipelines, run by run, also extrapolated from models with fewer blocks."""

@@ -1,8 +1,8 @@
-"""Staged programs of deep models, built from the program of a model with few blocks.
+"""Staged programs of deep models, built from the program of the model with few blocks.
 
-In a model of equal blocks, all stages except the first and the last run alike, so that three
-stages' functions give those of any number. The costs of a stage of n blocks are extrapolated from
-stages with few and with more blocks: exact if every further block adds the same.
+In a model of equal blocks, all stages except the first and the last run alike, so that the
+functions of three stages give those of any number. Costs of a stage of n blocks are extrapolated
+linearly from programs with few and with more blocks; exact if every further block adds the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KINDS = 3
 
 @dataclass(frozen=True)
 class Deeper:
-    """Extrapolates the numbers of a staged program with few blocks (`few`) to a deeper step.
+    """Extrapolates numbers of a staged program with few blocks (`few`) to a deeper step.
 
     program: the same step with more blocks (`more`). times: by stage, the factor t in the
     extrapolation few + t * (more - few).
@@ -170,7 +170,7 @@ class _Messages:
         return _Messages(count, goals, order)
 
     def kind(self, stage: int) -> int:
-        """Stage of the small program that represents a stage."""
+        """The stage of the small program that stands for a stage."""
         return KINDS - 1 if stage == self.count - 1 else min(stage, KINDS - 2)
 
     def copied(self, function: StageFunction, stage: int) -> StageFunction:

@@ -44,7 +44,7 @@ from shardweave.planners.simulate.run_memory import (
 )
 from shardweave.planners.simulate.simulate import simulate_by
 from shardweave.planners.simulate.timeline import Event
-from shardweave.planners.simulate.update_cost import UpdateCost
+from shardweave.planners.simulate.update_cost import UpdateCost, update_of
 
 AXIS = "stage"
 """Name under which messages between stages are reported among mesh axes."""
@@ -58,7 +58,7 @@ PHASES = {
 
 @dataclass(eq=False)
 class _Place:
-    """Time and sums so far of the ranks of one coordinate on the stage axis."""
+    """Clock of the ranks at one coordinate of the stage axis, and their sums so far."""
 
     cluster: PlacedCluster
     now_s: float = 0.0
@@ -71,7 +71,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Cost:
-    """Seconds of a run of a function, with the fields of `Simulation`."""
+    """Seconds of one run of a function; fields as in `Simulation`."""
 
     time_s: float
     compute_s: float
@@ -124,6 +124,7 @@ def simulate_runs(
         step.join(run, joined_s.pop(run.function, 0.0))
         step.run(run)
     time_s = max(place.now_s for place in places)
+    update = update_of(program, update)
     cost = _update_cost(program, cluster, update, precision, deeper) if update else None
     itemsize = parameter_dtype(program).itemsize
     results: list[StageResult] = []
@@ -131,6 +132,8 @@ def simulate_runs(
         kept = None if cost is None else cost.states[_first_rank(program, index)] / max(1, size)
         multiplier = optimizer_multiplier if kept is None else kept
         states = state_bytes(size, itemsize, precision, multiplier)
+        if program.has_host_states:
+            states["optimizer"] = 0.0
         parts = _memory(states, fullest(memory[index]), cost)
         results.append(_result(place, time_s, parts, _in_flight(program, index)))
     axis = micro_axis(program)
@@ -194,8 +197,8 @@ def _read_all(program: Program, models: Sequence[CostModel]) -> dict[tuple[str, 
 def _joined_s(
     program: Program, cluster: Cluster, ranks: Sequence[Sequence[int]]
 ) -> dict[str, float]:
-    """Seconds to all-reduce a stage's sums over its coordinates, for stages at several coordinates,
-    by the first function that reads them."""
+    """Seconds to all-reduce sums of a stage at several coordinates, by first function to read
+    them."""
     functions, inner = functions_of(program), program.needed_mesh().space_axes
     places = StagePlaces.of(program)
     sizes: dict[int, dict[str, int]] = {}
@@ -281,7 +284,7 @@ def _deepened_memory(
 
 
 class _Played:
-    """State of a step's simulation."""
+    """State of a step while its runs are simulated."""
 
     def __init__(
         self,
@@ -302,7 +305,7 @@ class _Played:
         self.transfers_s: dict[tuple[int, int, int], float] = {}
 
     def join(self, run: Run, seconds: float) -> None:
-        """Let all coordinates of a run's stage wait for each other, then for `seconds`."""
+        """Let all coordinates of a run's stage wait for each other, then spend `seconds`."""
         if not seconds:
             return
         stage = self.functions[run.function, run.at].function.stage
@@ -373,7 +376,7 @@ class _Played:
 def _memory(
     states: Mapping[str, float], step: PlaceMemory, update: UpdateCost | None
 ) -> dict[str, float]:
-    """Peak bytes by part, of step or update. Gradients count only as the step allocates them."""
+    """Peak bytes by part, of step or update, whichever is larger; gradients as allocated."""
     parts = {**states, **step.parts, "gradients": float(step.parts.get("gradients", 0))}
     if update is not None:
         behind = {**states, "update": float(update.temporary_bytes)}
@@ -384,7 +387,7 @@ def _memory(
 def _result(
     place: _Place, time_s: float, memory: Mapping[str, float], in_flight: int
 ) -> StageResult:
-    """Summarize the simulation of one coordinate."""
+    """Summarize the simulation of one coordinate as a StageResult."""
     devices = place.cluster.device_types(place.cluster.num_devices)
     return StageResult(
         compute_s=place.compute_s,

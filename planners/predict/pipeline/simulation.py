@@ -42,7 +42,7 @@ class StageResult:
 class PipelineSimulation(Timeline):
     """Simulation of a plan's step on a cluster, in seconds. stages: results by coordinate.
 
-    lower_bound_s: bound for all orders of micro-batches, with free messages between stages.
+    lower_bound_s: for any order of micro-batches, if messages between stages took no time.
     """
 
     schedule: str
@@ -51,7 +51,7 @@ class PipelineSimulation(Timeline):
 
     @property
     def busiest(self) -> StageResult:
-        """The stage that waits least for others."""
+        """The stage with the smallest bubble."""
         return min(self.stages, key=lambda stage: stage.bubble_s)
 
     @property
@@ -61,22 +61,22 @@ class PipelineSimulation(Timeline):
 
     @property
     def bubble_s(self) -> float:
-        """Of the busiest stage."""
+        """Bubble of the busiest stage, in seconds."""
         return self.busiest.bubble_s
 
     @property
     def exposed_communication_s(self) -> float:
-        """Of the busiest stage."""
+        """Exposed communication of the busiest stage, in seconds."""
         return self.busiest.exposed_communication_s
 
     @property
     def peak_bytes(self) -> float:
-        """Of the fullest stage."""
+        """Peak bytes of the fullest stage."""
         return self.fullest.peak_bytes
 
     @property
     def memory_bytes(self) -> int:
-        """Of the fullest stage's smallest device."""
+        """Memory of the fullest stage's smallest device, in bytes."""
         return self.fullest.memory_bytes
 
     def summary(self) -> str:

@@ -54,7 +54,7 @@ def test_vocabulary_heads_features_and_batch_that_do_not_divide_are_cut_exactly(
     assert step.notes == (
         "data=4 leaves 1 of 4 parts idle: dim 0 of input 'input_ids' has size 6; give a larger "
         "batch, or fewer devices there",
-        "sizes that do not divide are cut with padding, which devices compute in vain: 6 over "
+        "sizes that do not divide are padded, and devices compute the padding in vain: 6 over "
         "data=4 as 8, 7 over tensor=2 as 8, 9 over tensor=2 as 10, 1 more size",
     )
     assert step.plan is not None

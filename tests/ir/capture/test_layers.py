@@ -105,7 +105,7 @@ def test_lookup_that_its_layer_does_not_return_is_not_cut_along_the_sequence() -
     model, words = BagOfLayer(), torch.tensor([[0, 1, 2, 3], [3, 3, 1, 0]])
     program = sw.capture(model, (words,))
     plan = sw.plan(program, "tensor=2", "megatron", sequence_parallel=True)
-    assert [note for note in plan.notes if "from 'bag': it does not return its lookup" in note]
+    assert [note for note in plan.notes if "from 'bag': its output is not its lookup" in note]
     step = compile_copy(model, (words,), plan=plan, backend="reference")
     torch.testing.assert_close(step(words), model(words), rtol=1e-12, atol=0)
 

@@ -75,7 +75,9 @@ def test_pair_of_products_cut_over_tensor_is_proved_op_by_op() -> None:
 def test_missing_reduction_is_named_with_its_cause() -> None:
     text = "\n".join(line for line in LOCAL.splitlines() if "all_reduce" not in line)
     said = refusal(text.replace("%total", "%narrow"))
-    assert said.startswith("aten.gelu (%out) in layer 'act': operand 0 (%narrow) is pending over ")
+    assert said.startswith(
+        "aten.gelu (%out) in layer 'act': operand 0 (%narrow) is unreduced over "
+    )
     assert "tensor: an all_reduce is missing before aten.gelu" in said
 
 

@@ -11,6 +11,7 @@ from shardweave.ir.library.positional_attention import (
     ATTENTION_BACKWARD,
     MERGE_ATTENTION,
 )
+from shardweave.tests.ir.rules.samples_windows import PLANES, VOLUMES, WINDOWS
 from shardweave.tests.ir.rules.sharded_op import Sample, sample
 from shardweave.tests.ir.rules.tensors import above_one, booleans, integers, normal
 
@@ -47,113 +48,6 @@ SCALED = (
     scaled_product(torch.tensor(0.5), torch.tensor(2.0), integers(16).float()),
 )
 
-
-def convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, groups: int = 1, transposed: bool = False
-) -> Sample:
-    """A convolution of stride 2."""
-    spatial = x.dim() - 2
-    pairs = [[value] * spatial for value in (2, 1, 1)]
-    arguments = *pairs, transposed, [0] * spatial, groups
-    return sample("convolution", x, weight, bias, *arguments)
-
-
-def convolution_backward(
-    x: Tensor, weight: Tensor, mask: list[bool], groups: int = 1, transposed: bool = False
-) -> Sample:
-    """The backward of `convolution` of the results that `mask` asks for."""
-    forward = convolution(x, weight, None, groups, transposed)
-    y = torch.ops.aten.convolution(*forward.arguments)
-    sizes = [y.shape[1]] if mask[2] else None
-    arguments = [y, x, weight, sizes, *forward.arguments[3:], mask]
-    return Sample("aten.convolution_backward", tuple(arguments))
-
-
-CONVOLUTIONS = (
-    convolution(normal(2, 4, 8, 8), normal(6, 4, 3, 3), None),
-    convolution(normal(2, 4, 8, 8), normal(6, 4, 3, 3), normal(6)),
-    convolution(normal(2, 4, 8), normal(6, 4, 3), None),
-    convolution(normal(2, 8, 8, 8), normal(12, 2, 3, 3), normal(12), groups=4),
-    convolution(normal(2, 8, 8, 8), normal(8, 1, 3, 3), None, groups=8),
-    convolution(normal(2, 4, 4, 4), normal(4, 6, 3, 3), normal(6), transposed=True),
-    convolution(normal(2, 8, 4, 4), normal(8, 3, 3, 3), None, groups=4, transposed=True),
-    convolution_backward(normal(2, 4, 8, 8), normal(6, 4, 3, 3), [True, True, True]),
-    convolution_backward(normal(2, 4, 8, 8), normal(6, 4, 3, 3), [True, True, False]),
-    convolution_backward(normal(2, 4, 8, 8), normal(6, 4, 3, 3), [False, True, False]),
-    convolution_backward(normal(2, 4, 8, 8), normal(6, 4, 3, 3), [False, False, True]),
-    convolution_backward(normal(2, 8, 8, 8), normal(12, 2, 3, 3), [True, True, True], 4),
-    convolution_backward(normal(2, 8, 8, 8), normal(12, 2, 3, 3), [True, True, False], 4),
-    convolution_backward(normal(2, 4, 4, 4), normal(4, 6, 3, 3), [True, True, True], 1, True),
-    convolution_backward(normal(2, 8, 4, 4), normal(8, 3, 3, 3), [True, True, False], 4, True),
-)
-
-PLANES, VOLUMES = (2, 4, 6, 6), (2, 4, 6, 6, 6)
-
-
-def max_pool_backward(shape: tuple[int, ...]) -> Sample:
-    """The backward of a max pool of windows of size and stride 2."""
-    num = len(shape) - 2
-    x, window = normal(*shape), ([2] * num, [2] * num, [0] * num, [1] * num, False)
-    name = f"max_pool{num}d_with_indices"
-    y, indices = getattr(torch.ops.aten, name)(x, *window)
-    return sample(f"{name}_backward", y, x, *window, indices)
-
-
-def adaptive_max_pool3d_backward() -> Sample:
-    x = normal(*VOLUMES)
-    y, indices = torch.ops.aten.adaptive_max_pool3d(x, [3, 2, 2])
-    return sample("adaptive_max_pool3d_backward", y, x, indices)
-
-
-def adaptive_max_pool_backward() -> Sample:
-    x = normal(*PLANES)
-    y, indices = torch.ops.aten.adaptive_max_pool2d(x, [3, 2])
-    return sample("adaptive_max_pool2d_backward", y, x, indices)
-
-
-POOLS = (
-    sample("max_pool2d_with_indices", normal(*PLANES), [2, 2], [2, 2], [1, 1]),
-    sample("max_pool2d_with_indices", normal(4, 6, 6), [3, 3], [1, 1]),
-    max_pool_backward(PLANES),
-    sample("avg_pool2d", normal(*PLANES), [2, 2]),
-    sample(
-        "avg_pool2d_backward",
-        *(normal(2, 4, 3, 3), normal(*PLANES), [2, 2], [2, 2], [0, 0], False, True, None),
-    ),
-    sample("_adaptive_avg_pool2d", normal(*PLANES), [3, 2]),
-    sample("_adaptive_avg_pool2d_backward", normal(2, 4, 3, 2), normal(*PLANES)),
-    sample("max_pool3d_with_indices", normal(*VOLUMES), [2, 2, 2]),
-    max_pool_backward(VOLUMES),
-    sample("avg_pool3d", normal(*VOLUMES), [2, 2, 2]),
-    sample(
-        "avg_pool3d_backward",
-        *(normal(2, 4, 3, 3, 3), normal(*VOLUMES), [2, 2, 2], [2, 2, 2], [0, 0, 0]),
-        *(False, True, None),
-    ),
-    sample("_adaptive_avg_pool3d", normal(*VOLUMES), [3, 2, 1]),
-    sample("_adaptive_avg_pool3d_backward", normal(2, 4, 3, 2, 1), normal(*VOLUMES)),
-    sample("upsample_nearest1d", normal(2, 4, 6), [12]),
-    sample("upsample_nearest2d", normal(*PLANES), [12, 9]),
-    sample("upsample_nearest2d_backward", normal(2, 4, 12, 9), [12, 9], [2, 4, 6, 6]),
-    sample("upsample_nearest3d", normal(*VOLUMES), [12, 9, 6]),
-    sample("upsample_bilinear2d", normal(*PLANES), [12, 9], False),
-    sample("upsample_bicubic2d", normal(*PLANES), [12, 9], True),
-    sample("reflection_pad1d", normal(2, 4, 6), [1, 2]),
-    sample("reflection_pad1d_backward", normal(2, 4, 9), normal(2, 4, 6), [1, 2]),
-    sample("replication_pad1d_backward", normal(2, 4, 9), normal(2, 4, 6), [1, 2]),
-    sample("adaptive_max_pool2d", normal(*PLANES), [3, 2]),
-    adaptive_max_pool_backward(),
-    sample("adaptive_max_pool3d", normal(*VOLUMES), [3, 2, 2]),
-    adaptive_max_pool3d_backward(),
-    sample("im2col", normal(*PLANES), [2, 3], [1, 1], [0, 1], [1, 2]),
-    sample("im2col", normal(4, 6, 6), [2, 3], [1, 1], [0, 1], [1, 2]),
-    sample("col2im", normal(2, 24, 16), [5, 6], [2, 3], [1, 1], [0, 0], [1, 1]),
-    sample("reflection_pad2d", normal(*PLANES), [1, 2, 0, 1]),
-    sample("reflection_pad2d_backward", normal(2, 4, 7, 9), normal(*PLANES), [1, 2, 0, 1]),
-    sample("replication_pad1d", normal(2, 4, 6), [1, 2]),
-    sample("replication_pad2d", normal(*PLANES), [1, 2, 0, 1]),
-    sample("replication_pad2d_backward", normal(2, 4, 7, 9), normal(*PLANES), [1, 2, 0, 1]),
-)
 
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
@@ -426,8 +320,7 @@ COMPUTE = (
     *PRODUCTS,
     *SCALED,
     *GROUPED,
-    *CONVOLUTIONS,
-    *POOLS,
+    *WINDOWS,
     *FLASH_ATTENTION,
     MERGED,
     *BY_POSITIONS,

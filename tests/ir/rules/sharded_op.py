@@ -31,7 +31,8 @@ from shardweave.ir.dialects.aten import (
     signature_of,
 )
 from shardweave.ir.dialects.attributes import ShardingAttr
-from shardweave.ir.dialects.dist import DistOp, ShardIndexOp, SliceOp
+from shardweave.ir.dialects.dist import AllReduceOp, DistOp, ShardIndexOp, SliceOp
+from shardweave.ir.dialects.dist_ring import NeighboursOp
 from shardweave.ir.dialects.types import shape_of, shape_of_type, tensor_type
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.mesh.placement import (
@@ -283,7 +284,8 @@ def check_cut(instance: Instance, mesh: Mesh, cut: Cut) -> None:
     for slot, expected in zip(local.results, results, strict=False):
         shape = tuple(instance.results[int(slot.name)].shape)
         assert shape_of(slot.value) == expected.local_shape(shape), f"{where}: {local}"
-        messages = [op.name for op in _sources(slot.value) if _is_message(op)]
+        joins = instance.rule.localize is not None
+        messages = [op.name for op in _sources(slot.value) if _is_message(op, joins=joins)]
         assert messages == [], f"{where}: {local}"
     compare(instance, local, values_for(instance, operands, mesh), where)
 
@@ -342,11 +344,13 @@ def _sources(value: SSAValue) -> Iterator[Operation]:
     yield from found
 
 
-def _is_message(op: Operation) -> bool:
-    """Whether an op moves data, or takes shards of data that it should have been given in them."""
+def _is_message(op: Operation, *, joins: bool) -> bool:
+    """Whether an op moves data, or takes shards of data that it should have been given in them.
+    Local forms send halos, and (joins) sums of statistics."""
     if isinstance(op, SliceOp):
         return _reads_argument(op.operands[0])
-    return isinstance(op, DistOp) and not isinstance(op, ShardIndexOp)
+    own = (ShardIndexOp, NeighboursOp, *([AllReduceOp] if joins else []))
+    return isinstance(op, DistOp) and not isinstance(op, own)
 
 
 def _reads_argument(value: SSAValue) -> bool:
