@@ -80,6 +80,7 @@ def run_case(name: str, seed: int, number: int) -> Outcome:
         text = kind.make(rng, folder)
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         _Guard.allowed = str(folder) if kind.writes else ""
+        os.environ["SHARDWEAVE_CACHE"] = str(folder / "cache")
         _Guard.is_on = True
         try:
             kind.use(text, folder)

@@ -66,9 +66,9 @@ def build_hf(
     """
     try:
         return _built(model_type, options, dtype)
-    except ValueError:
-        raise
     except Exception as error:  # transformers raises whatever an odd value leads to
+        if isinstance(error, ValueError) and str(error).startswith("hf:"):
+            raise
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
             f"hf:{model_type} with {_blamed(model_type, options, dtype)} cannot be built; "

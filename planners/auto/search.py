@@ -352,8 +352,9 @@ class JointSearch:
                 low, high = (low, middle) if tried is not None and tried.fits else (middle, high)
 
     def _spare_memory(self) -> None:
-        """Simulate the fastest points that lack memory with the values of `SPARING`, while there is
-        time. These few simulations may exceed the allowed number."""
+        """Simulate points that lack memory with the values of `SPARING`, while there is time: the
+        fastest ones, or, while nothing fits, those that then take the least memory. These few
+        simulations may exceed the allowed number."""
         for dimension, values in SPARING.items():
             for point in self._lacking(dimension):
                 for other in (point.with_value(**{dimension: value}) for value in values):
@@ -374,7 +375,7 @@ class JointSearch:
 
     def _lacking(self, dimension: str) -> list[JointPoint]:
         limit_s = self.best[1].time_s if self.best else math.inf
-        times_s, simulated = dict[JointPoint, float](), self.evaluator.simulated
+        ranks, simulated = dict[JointPoint, float](), self.evaluator.simulated
         estimates = self.estimates if self.best else {**self.over, **self.estimates}
         for point in {**estimates, **simulated}:
             seen, spared = simulated.get(point), self.estimator.spared_bytes(point, dimension)
@@ -382,8 +383,8 @@ class JointSearch:
             time_s = seen.time_s if seen else estimates[point].time_s
             fits_only_so = peak - spared <= self.capacity < peak
             if time_s < limit_s and fits_only_so and spared > NOTABLE * self.capacity:
-                times_s[point] = time_s
-        return sorted(times_s, key=times_s.__getitem__)[:STARTS]
+                ranks[point] = time_s if self.best else peak - spared
+        return sorted(ranks, key=ranks.__getitem__)[:STARTS]
 
     def _see_rest(self) -> None:
         """Simulate all points that may be the fastest; those that `_waits` put off come last."""

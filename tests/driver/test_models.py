@@ -325,6 +325,7 @@ def test_values_are_read_as_numbers_words_or_text() -> None:
         ("hf:zzzz", r"has no training head; use a name .*such as bert, .{,60}There are \d+\.$"),
         ("gtp:layers=2", r"no module 'gtp' found from .*; did you mean 'gpt'\? a model is gpt:"),
         ("hf:gpt2:layers=2", r"hf:gpt2 has no option layers; its options are .*n_layer.*batch"),
+        ("hf:resnet:out_features=3", r"hf:resnet with out_features=3 cannot be built; .* a list"),
         ("hf:gpt2:n_layer=two", r"hf:gpt2: the config refuses .*n_layer.*expected int"),
         ("hf:gpt2:n_embd=16,n_head=3", r"hf:gpt2: .*divisible by num_heads"),
         ("hf:gpt2:batch=0", r"batch=0 is not a positive integer"),

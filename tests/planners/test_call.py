@@ -23,7 +23,7 @@ def program() -> Program:
 
 
 def test_options_are_what_a_user_may_set() -> None:
-    axes = ["tensor", "data", "replica", "context", "expert"]
+    axes = ["tensor", "data", "replica", "context", "expert", "space"]
     options = [*axes, "sequence_parallel", "attention_parts", "expert_load"]
     assert list(planner_options("megatron")) == options
     assert "localize" not in planner_options("amp")
