@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from shardweave.ir.program.program import Program
-from shardweave.ir.program.staged import Message, Run, StagePlaces, functions_of, runs_of
+from shardweave.ir.program.staged import Run, StageMessage, StagePlaces, functions_of, runs_of
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class ComingMessage:
     """
 
     run: Run
-    message: Message
+    message: StageMessage
     stage: int
     seen: int
 

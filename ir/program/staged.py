@@ -60,7 +60,7 @@ MICRO = "micro"
 
 
 @dataclass(frozen=True)
-class Message:
+class StageMessage:
     """A message that a stage function sends or receives. other: the stage at its other end."""
 
     is_sent: bool
@@ -120,12 +120,12 @@ class StageFunction(Program):
         return [op for op in self.ops if isinstance(op, RecvOp)]
 
     @property
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[StageMessage]:
         """The messages that it sends and receives, in order."""
         return [
-            Message(True, op.to, op.message, op.value)
+            StageMessage(True, op.to, op.message, op.value)
             if isinstance(op, SendOp)
-            else Message(False, op.source, op.message, op.value)
+            else StageMessage(False, op.source, op.message, op.value)
             for op in self.ops
             if isinstance(op, SendOp | RecvOp)
         ]
@@ -136,7 +136,7 @@ class CopiedFunction(StageFunction):
     ops are those of the function that it copies."""
 
     def __init__(
-        self, like: StageFunction, name: str, messages: list[Message], arguments: list[Slot]
+        self, like: StageFunction, name: str, messages: list[StageMessage], arguments: list[Slot]
     ) -> None:
         super().__init__(like.module, like.function)
         self._name, self._messages, self._arguments = name, messages, arguments
@@ -146,7 +146,7 @@ class CopiedFunction(StageFunction):
         return self._name
 
     @property
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[StageMessage]:
         return self._messages
 
     @property

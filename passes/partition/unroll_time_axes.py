@@ -277,22 +277,17 @@ class _Unroller:
 
     def _index(self, op: dist.ShardIndexOp) -> None:
         """Lower a shard index; each sub-batch's coordinates on time axes add a constant to it."""
-        weights = {
-            axis: self.mesh.sizes(op.axes[index + 1 :]) for index, axis in enumerate(op.axes)
-        }
+        weights = {axis: self.mesh.sizes(op.axes[i + 1 :]) for i, axis in enumerate(op.axes)}
         position = self.ops.position([(a, w) for a, w in weights.items() if a not in self.names])
         constants = {
             c: sum(weights.get(name, 0) * index for name, index in zip(self.names, c, strict=True))
             for c in self.coordinates
         }
-        self.copies[op.results[0]] = self._once(
-            constants, lambda constant: self.ops.plus(position, constant)
-        )
+        self.copies[op.results[0]] = self._once(constants, lambda c: self.ops.plus(position, c))
 
 
 def scaled_without(sharding: Sharding, names: Collection[str]) -> Sharding:
-    """The sharding of one sub-batch's copy of a value: without the time axes `names`, and with the
-    strides and lengths of the smaller copy."""
+    """The sharding of a sub-batch's copy: without time axes `names`, with its smaller strides."""
     dims: list[DimSharding] = []
     first = dict.fromkeys(names, 0)
     for dim in sharding.dims:

@@ -17,8 +17,8 @@ from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import (
     CopiedFunction,
     CopiedStages,
-    Message,
     StageFunction,
+    StageMessage,
     functions_of,
     name_of,
 )
@@ -174,7 +174,7 @@ class _Messages:
         return KINDS - 1 if stage == self.count - 1 else min(stage, KINDS - 2)
 
     def copied(self, function: StageFunction, stage: int) -> StageFunction:
-        kind, messages = function.stage, list[Message]()
+        kind, messages = function.stage, list[StageMessage]()
         for message in function.messages:
             sender = kind if message.is_sent else message.other
             others, name = self._ends(sender, kind, message.other, message.name, stage)
