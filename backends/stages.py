@@ -146,7 +146,7 @@ class StagedStep(ABC, Generic[V]):
 
     @abstractmethod
     def scalar(self, number: int, dtype: torch.dtype) -> V:
-        """Return the number of a micro-batch as a scalar value of `dtype`."""
+        """Return a micro-batch's index, `number`, as a value of the backend with `dtype`."""
 
     @abstractmethod
     def taken(self, value: V, cut: Cut, number: int) -> V:

@@ -36,7 +36,7 @@ class Flag:
 
 
 def script_for(shell: str, parser: argparse.ArgumentParser) -> str:
-    """Write the script for `bash`, `zsh` or `fish`. parser: of the whole command line."""
+    """Write the completion script of `bash`, `zsh` or `fish`. parser: of the whole command line."""
     commands = commands_of(parser)
     if shell == "fish":
         return "\n".join(_fish(commands)) + "\n"

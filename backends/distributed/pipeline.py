@@ -70,7 +70,7 @@ class StagedRunner(JoinedRunner):
 
 
 def homes_of(program: Program) -> dict[str, int]:
-    """Map each output with dims to the coordinate on the stage axis that first returns it."""
+    """Map each output that is no scalar to the stage coordinate whose run returns it earliest."""
     homes: dict[str, int] = {}
     functions = functions_of(program)
     for run in runs_of(program):

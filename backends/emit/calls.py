@@ -112,7 +112,8 @@ def function_text(op: AtenOp) -> str:
 
 
 def ragged_operand(op: AtenOp, ragged: Collection[SSAValue]) -> SSAValue | None:
-    """Return the operand with as many rows as an op's ragged results; None if none is ragged."""
+    """Return the operand with as many rows as an op's ragged results; None without such results.
+    ragged: the values whose number of rows is known at run time."""
     if not ragged or not op.results or op.results[0] not in ragged:
         return None
     return next((value for value in op.operands if value in ragged), None)

@@ -180,8 +180,8 @@ class _AloneFunction(StageFunction):
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a stage function. at: coordinate on the stage axis. micro_batch: None if once a
-    step."""
+    """A run of a stage function. at: coordinate on the stage axis. micro_batch: its index; None for
+    a function that runs once in a step."""
 
     function: str
     at: int

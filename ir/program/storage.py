@@ -211,7 +211,8 @@ def later_ops(program: Program) -> set[Operation]:
 
 
 def later_reads(program: Program) -> Iterator[tuple[Operation, SSAValue]]:
-    """Yield (later op, operand) for each operand that the forward pass computed on the device."""
+    """Yield (op after the forward pass, operand) for operands that the forward pass computed, if
+    they are not on the host."""
     later = later_ops(program)
     for op in program.ops:
         for value in op.operands if op in later else ():

@@ -34,8 +34,8 @@ class Misfit:
 def fitting_factors(
     rule: Rule, operands: tuple[Sharding, ...], results: tuple[Sharding, ...], mesh: Mesh
 ) -> tuple[DimSharding, ...] | Misfit:
-    """Infer the placements of an op's factors from its operands and results; a Misfit if they
-    conflict.
+    """Infer the placements of an op's factors from its operands and results; returns a Misfit if
+    they conflict.
 
     Each operand and result must be sharded as its factors are. A result must be unreduced over the
     axes of the sharded factors that it lacks, and over the axes over which all operands in

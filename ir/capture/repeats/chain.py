@@ -78,8 +78,8 @@ class _Link:
         return is_next and self.number == other.number and len(self.nodes) == len(other.nodes)
 
     def continues(self, run: list[_Link]) -> bool:
-        """True if this block extends a chain of equal blocks; its first block may read other
-        values."""
+        """True if this block extends the chain of equal blocks `run`. The first block of the chain
+        may read other values than the later ones."""
         last = run[-1]
         return self.follows(last) and (len(run) == 1 or self.reads == last.reads)
 

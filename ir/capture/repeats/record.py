@@ -80,7 +80,8 @@ class TracedBlock:
     # What must hold for any copy
 
     def finish(self, result: Any) -> None:
-        """Complete the record. Raises Unfit if the call had effects that the nodes do not show."""
+        """Complete the record of a block's call. Raises Unfit if the call had effects that its
+        nodes in dynamo's graph do not show."""
         call, module = self.call, self.call.variable.value
         check_unwritten(call.writes, writes_of(call.tx))
         if torch_state(call.tx) != call.state:

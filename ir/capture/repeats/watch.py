@@ -128,7 +128,8 @@ class Repeats:
         logger.info("block %s is traced on its own: %s", path, reason)
 
     def read(self, name: str, tx: Any) -> None:
-        """Note an attribute that the recorded block reads, except `__dict__` in nn.Module."""
+        """Note an attribute that the recorded block reads. `__dict__` is not noted if nn.Module's
+        own code reads it. tx: dynamo's translator of the function that reads."""
         if self._recording is not None and not (
             name == "__dict__" and tx.f_code in _CODE_OF_MODULES
         ):

@@ -144,7 +144,8 @@ class Held:
 
 @dataclass(frozen=True)
 class Relation:
-    """A local value described as a shard of a global expression. at: its sub-batches."""
+    """A local value described as a shard of a global expression. at: the coordinates on time axes
+    of the sub-batches that it belongs to."""
 
     held: Held
     at: Coordinates = ()

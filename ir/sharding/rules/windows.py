@@ -162,7 +162,7 @@ def wide_type(value: SSAValue | AnyTensor, halos: Iterable[Halo]) -> AnyTensor:
 
 
 def unpadded(local: Localizer, sharded: Sharded, name: str = "padding") -> list[int]:
-    """An op's padding, without that of sharded dims, for which halos stand."""
+    """An op's padding (its argument `name`), with 0 for sharded dims, which halos pad instead."""
     first, rank = sharded[0][0].first, len(shape_of(local.operands[0]))
     padding = listed(local.op, name, rank - first)
     for along, _ in sharded:
