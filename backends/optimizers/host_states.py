@@ -172,8 +172,8 @@ def stream(
 def groups_of(
     parameters: Sequence[Tensor], has_gradient: Sequence[bool] | None
 ) -> Sequence[Sequence[int]]:
-    """Group the parameters that have gradients, in order, for their states to stream; one group of
-    all without `has_gradient`, if a step cannot update them apart."""
+    """Group the parameters that have gradients, in order, to stream their states group by group.
+    has_gradient: None makes one group of all, if a step must update them together."""
     everything = [range(len(parameters))]
     if has_gradient is None:
         return everything

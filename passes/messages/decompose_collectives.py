@@ -49,8 +49,8 @@ Cut = tuple[DimSharding, ...]
 
 @dataclass(frozen=True)
 class _Blocks:
-    """An op's shardings over the turns. read: of its operands. made: of its result; None if the
-    turns' results are terms of a sum."""
+    """Shardings over the turns of an op's operands (`read`) and of its result (`made`; None if the
+    turns' results are terms of a sum)."""
 
     read: tuple[Cut, ...]
     made: Cut | None

@@ -34,7 +34,7 @@ class NotReadyError(Exception):
 
 
 class Term(NamedTuple):
-    """A variable of the kernel. axes: the loop variables that it depends on."""
+    """A variable of the kernel, or a literal. axes: the loop variables that it depends on."""
 
     name: str
     dtype: torch.dtype
