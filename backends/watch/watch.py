@@ -60,7 +60,7 @@ EXIT_CODE = 1
 
 
 class LostRankError(ConnectionError):
-    """A rank died, stalled or failed; the message names it, and says where this rank waited."""
+    """Raised if a rank died, stalled or failed; names it, and where this rank waited for it."""
 
 
 _Trail = Mapping[str, int]

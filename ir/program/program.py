@@ -238,11 +238,11 @@ class Program:
 
     @property
     def is_local(self) -> bool:
-        """True if collectives are inserted and types are those of one rank."""
+        """True if collectives are inserted and types have the shapes of shards."""
         return LOCAL in self.module.attributes
 
     def set_local(self) -> None:
-        """Mark the program local: collectives are inserted and types are those of one rank."""
+        """Mark the program local: collectives are inserted, and types have the shapes of shards."""
         self.module.attributes[LOCAL] = builtin.UnitAttr()
 
     @property

@@ -79,7 +79,7 @@ class _Recomputed:
     saved_bytes: int = 0
 
     def read_bytes(self, source: SSAValue) -> int:
-        """Bytes of `source` that a unit reads; for a table, at most those of the rows looked up."""
+        """Bytes of `source` that a unit reads; of a table, at most the bytes of rows looked up."""
         lookups = [op for op in self.chain if spec_of(op).is_lookup]
         tables = {layout_source(op.operands[0]): op.results[0] for op in lookups}
         taken = tables.get(source)

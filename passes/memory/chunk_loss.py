@@ -335,7 +335,7 @@ class _Chunks:
     def _factors(
         self, op: Operation, rule: Rule, known: Mapping[SSAValue, object]
     ) -> list[DimSharding]:
-        """Placements of the chunk axis on an op's factors, from those of its known values."""
+        """Placements of the chunk axis on an op's factors, derived from its known values'."""
         factors: list[DimSharding] = [()] * len(rule.factors)
         pairs = zip((*rule.operands, *rule.results), (*op.operands, *op.results), strict=True)
         for dims, value in pairs:

@@ -327,7 +327,7 @@ def decompose(program: Program, patterns: Collection[str]) -> int:
 
 
 def _operands_first(ops: Sequence[Operation]) -> Iterable[Operation]:
-    """Move each op that stands after a reader of its results up, before that reader."""
+    """Move each op that comes after a reader of its results before this reader."""
     order: dict[Operation, None] = {}
     for op in ops:
         stack = [op]

@@ -112,8 +112,8 @@ class ChainCosts:
 
     The time of a path a_0 .. a_k is sum_i unary_s[i][a_i] + sum_i edge_s[i][a_i][a_i+1], and its
     memory is sum_i memory_bytes[i][a_i]. With stages, each has such sums. The path's time is then
-    that of 1F1B, all stages plus the slowest once for each further micro-batch, and its memory is
-    the largest of a stage.
+    1F1B's, all stages plus the slowest once for each further micro-batch, and its memory is the
+    fullest stage's.
     """
 
     unary_s: tuple[tuple[float, ...], ...]

@@ -98,7 +98,7 @@ def chain_of_program(
 
 
 def _stages(program: Program, blocks: Sequence[ProgramBlock], axes: Axes) -> list[int]:
-    """The pipeline stage of each block: that of its first pair."""
+    """The pipeline stage of each block: its first pair's."""
     if axes.pipeline is None:
         return [0] * len(blocks)
     stage_of = stages_of_layers(program, axes.pipeline.stages)

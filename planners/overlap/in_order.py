@@ -135,7 +135,7 @@ class _InOrder:
     # Weights
 
     def _reach(self, number: int) -> None:
-        """Append the gathers of run `number`, which is read next; if `is_ahead`, of the next too."""
+        """Append the gathers of run `number`, read next, and of the next run if `is_ahead`."""
         for op in self.gathers[number].starts:
             self._add(op)
         if not self.is_ahead:

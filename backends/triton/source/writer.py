@@ -26,11 +26,11 @@ AT_AN_EDGE = "at an edge"
 
 
 class UnfitError(ValueError):
-    """No template computes this region; the message says why."""
+    """Raised if no template can compute a region; the message says why."""
 
 
 class NotReadyError(Exception):
-    """A value needs a reduction that is not finished yet."""
+    """Raised for a value that needs a reduction that is not finished yet."""
 
 
 class Term(NamedTuple):
