@@ -172,9 +172,7 @@ class AtenOp(CallOp):
                 continue
             parameter = self.signature.parameter(name)
             if parameter is None or parameter.is_tensor or name in NOT_STORED:
-                raise VerifyException(
-                    f"{self.name} has no argument '{name}' that a property can hold"
-                )
+                raise VerifyException(f"{self.name} takes no property '{name}'; remove it")
             try:
                 to_python(attribute)
             except ValueError as error:
