@@ -214,8 +214,10 @@ def _group_norm_on_shards(local: Localizer) -> Sequence[SSAValue]:
     variance = at.emit("div.Scalar", *at.sums(at.emit("mul.Tensor", x, x)), other=at.count)
     rstd = at.emit("rsqrt", at.emit("add.Scalar", variance, other=local.op.value("eps")))
     x = at.view(at.emit("mul.Tensor", x, at.column(rstd)), at.shape)
-    for name, parameter in zip(("mul.Tensor", "add.Tensor"), parameters, strict=False):
-        x = at.emit(name, x, at.column(parameter))
+    by_parameter = {"weight": "mul.Tensor", "bias": "add.Tensor"}
+    steps = [step for name, step in by_parameter.items() if local.op.tensor(name) is not None]
+    for step, parameter in zip(steps, parameters, strict=True):
+        x = at.emit(step, x, at.column(parameter))
     return [at.as_result(x), mean, rstd]
 
 
