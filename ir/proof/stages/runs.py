@@ -20,8 +20,7 @@ from shardweave.ir.verify.stages import problems_of_stages
 
 @dataclass
 class RunOrder:
-    """Finds the function that produces each value that a stage function reads, and the order of
-    runs.
+    """The order of runs, and the producer of each value that a stage function reads.
 
     givers: producers by stage and name. sent: values by source, destination and message.
     """
