@@ -38,8 +38,8 @@ from shardweave.ir.dialects.dist_base import (
     DistOp,
     OverAxesOp,
     StartedOp,
-    number,
-    word,
+    number_property,
+    word_property,
 )
 from shardweave.ir.dialects.dist_ring import HaloAddOp, HaloOp, RingJoinOp, RingSliceOp, ShiftOp
 from shardweave.ir.dialects.dist_rows import AddRowsOp, FetchRowsOp
@@ -73,7 +73,7 @@ class ReshardOp(DistOp):
     name = "dist.reshard"
     value = operand_def(TENSOR)
     why_attr = prop_def(WORDS, prop_name="why")
-    why = word("why")
+    why = word_property("why")
     resharded = result_def(TENSOR)
 
     @property
@@ -151,9 +151,9 @@ class AllToAllOp(AlongDimOp, CollectiveOp):
     name = "dist.all_to_all"
     shard = operand_def(TENSOR)
     from_dim_attr = prop_def(NUMBER, prop_name="from_dim")
-    from_dim = number("from_dim")
+    from_dim = number_property("from_dim")
     from_block_attr = prop_def(NUMBER, prop_name="from_block")
-    from_block = number("from_block")
+    from_block = number_property("from_block")
     moved = result_def(TENSOR)
     ALL_PAIRS: ClassVar[bool] = True
 
@@ -247,9 +247,9 @@ class SendOp(DistOp):
     name = "dist.send"
     value = operand_def(TENSOR)
     to_attr = prop_def(NUMBER, prop_name="to")
-    to = number("to")
+    to = number_property("to")
     message_attr = prop_def(WORDS, prop_name="name")
-    message = word("name")
+    message = word_property("name")
 
     def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
         return []
@@ -265,9 +265,9 @@ class RecvOp(DistOp):
 
     name = "dist.recv"
     from_attr = prop_def(NUMBER, prop_name="source")
-    source = number("source")
+    source = number_property("source")
     message_attr = prop_def(WORDS, prop_name="name")
-    message = word("name")
+    message = word_property("name")
     value = result_def(TENSOR)
 
 
@@ -281,9 +281,9 @@ class RunOp(DistOp):
 
     name = "dist.run"
     function_attr = prop_def(WORDS, prop_name="function")
-    function = word("function")
+    function = word_property("function")
     at_attr = prop_def(NUMBER, prop_name="at")
-    at = number("at")
+    at = number_property("at")
     micro_batch_attr = opt_prop_def(NUMBER, prop_name="micro_batch")
     made = var_result_def(RangeOf(TENSOR))
 

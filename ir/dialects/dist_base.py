@@ -29,12 +29,12 @@ NUMBER = MessageConstraint(IntegerAttr.constr(i64), "a whole number")
 WORDS = MessageConstraint(StringAttr, "a string")
 
 
-def number(name: str) -> int:
+def number_property(name: str) -> int:
     """Make the accessor of an op's property `name`, a whole number, for the op's class."""
     return cast("int", property(lambda op: to_python(op.properties[name])))
 
 
-def word(name: str) -> str:
+def word_property(name: str) -> str:
     """Make the accessor of an op's property `name`, a string, for the op's class."""
     return cast("str", property(lambda op: to_python(op.properties[name])))
 
@@ -198,9 +198,9 @@ class AlongDimOp(OverAxesOp):
     """Base of the ops that shard `dim` over the axes, or gather it, in blocks of `block`."""
 
     dim_attr = prop_def(NUMBER, prop_name="dim")
-    dim = number("dim")
+    dim = number_property("dim")
     block_attr = prop_def(NUMBER, prop_name="block")
-    block = number("block")
+    block = number_property("block")
 
     def verify_(self) -> None:
         rank = len(shape_of(self.operands[0]))

@@ -27,7 +27,13 @@ from xdsl.irdl import (
 from xdsl.irdl import var_operand_def as var_operands
 from xdsl.utils.exceptions import VerifyException
 
-from shardweave.ir.dialects.dist_base import NUMBER, AlongDimOp, CollectiveOp, OverAxesOp, number
+from shardweave.ir.dialects.dist_base import (
+    NUMBER,
+    AlongDimOp,
+    CollectiveOp,
+    OverAxesOp,
+    number_property,
+)
 from shardweave.ir.dialects.types import TENSOR, num_elements, shape_of
 from shardweave.ir.mesh.effect import Effect
 from shardweave.ir.mesh.mesh import Mesh
@@ -210,7 +216,7 @@ class RingSliceOp(_TurnedOp, AlongDimOp):
 
     name = "dist.ring_slice"
     turn_attr = prop_def(NUMBER, prop_name="turn")
-    turn = number("turn")
+    turn = number_property("turn")
     value = operand_def(TENSOR)
     part = result_def(TENSOR)
 
