@@ -41,8 +41,8 @@ def _stands_right(op: Operation) -> bool:
 
 
 def is_known_right(op: Operation) -> bool:
-    """True if an ATen op with equal types and properties was verified before. This lookup is much
-    faster than `problem_of_op`."""
+    """True if an ATen op with the same type and property objects was verified before. This lookup
+    is much faster than `problem_of_op`."""
     return _as_it_stands(op) in _right_as_they_stand and _stands_right(op)
 
 
