@@ -36,6 +36,16 @@ def _colours() -> str:
 STYLE = f"{(Path(__file__).parent / 'report.css').read_text()}{_colours()}\n"
 
 
+def document(title: str, body: str, *, more_style: str = "") -> str:
+    """Make a page that needs no other file. more_style: CSS beside `STYLE`."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}{more_style}</style></head><body>"
+        f"{body}</body></html>\n"
+    )
+
+
 Cell = str | tuple[str]
 """Text, or (in a tuple) a number, which is right-aligned."""
 

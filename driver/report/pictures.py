@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from shardweave.ir.dialects.attributes import PHASES
-from shardweave.planners.cost.memory import PARTS
+from shardweave.ir.program.program import Program
+from shardweave.planners.cost.memory import PARTS, memory_over_time
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
 from shardweave.planners.simulate.simulation import Simulation
 from shardweave.planners.simulate.timeline import Timeline, bars_of, stream_names
@@ -68,10 +69,10 @@ def _axis(total_s: float) -> str:
     return f'<div class="axis">{marks}</div>'
 
 
-def memory_html(simulation: Simulation, series: Sequence[Mapping[str, int]]) -> str:
-    """Draw memory over the time of the step, stacked. series: from `memory_over_time`."""
-    times = [0.0, *simulation.op_end_s]
-    points = _thinned(times, series, simulation.time_s)
+def memory_html(program: Program, simulation: Simulation) -> str:
+    """Draw a program's memory over the time of its simulated step, stacked."""
+    series = memory_over_time(program, simulation.memory.parts["optimizer"])
+    points = _thinned([0.0, *simulation.op_end_s], series, simulation.time_s)
     peak = max((sum(parts.values()) for _, parts in points), default=0) or 1
     used = [part for part in PARTS if any(parts[part] for _, parts in points)]
     below = [0] * len(points)

@@ -21,7 +21,6 @@ from shardweave.planners.overlap.list_memory import MemoryBudget
 Priority = Callable[[int], tuple[float, ...]]
 """Priority of an op, by its index; higher goes first."""
 
-
 NO_GATES: Mapping[int, Sequence[int]] = {}
 
 MOST_SET_ASIDE = 64

@@ -154,18 +154,16 @@ class JointSpace:
         """The point with the first schedule and order of micro-batches that are possible and that
         the user allows; None if there are none."""
         first = "cross-pass" if point.sub_batches > 1 else "in-order"
+        point = point.with_value(schedule=first, buckets=self.buckets[0])
         if not self.constraints.names & {*ORDERS}:
-            return point.with_value(schedule=first, buckets=self.buckets[0])
-        point = point.with_value(buckets=self.buckets[0])
+            return point
         orders = (
             point.with_value(schedule=schedule, pipeline=pipeline, chunks=chunks)
             for schedule in filter(partial(self._may, "schedule"), (first, *self._schedules))
             for pipeline, chunks in self._orders(point)
         )
         allowed = (order for order in orders if self.constraints.allows(order, ORDERS))
-        if self.constraints.names & {*ORDERS}:
-            allowed = filter(self.is_possible, allowed)
-        return next(allowed, None)
+        return next(filter(self.is_possible, allowed), None)
 
     def _orders(self, point: JointPoint) -> Iterator[tuple[str, int]]:
         """Yield (order of micro-batches, chunks); only `interleaved-1f1b` has several chunks."""
