@@ -89,7 +89,7 @@ class Command(argparse.ArgumentParser):
         """Declare --optimizer, for the memory of a step, which `optimizer_state` reads."""
         self.add_argument(
             "--optimizer",
-            type=not_negative("bytes of state for each byte of parameters, 0 or more"),
+            type=positive("bytes of state for each byte of parameters, 0 or more", or_0=True),
             metavar="X",
             help="bytes of optimizer state per byte of parameters (default: 0; with --plan 2, "
             "Adam's)",
@@ -187,23 +187,15 @@ def optimizer_state(options: argparse.Namespace) -> float | None:
     return options.optimizer
 
 
-def positive(expected: str) -> Callable[[str], float]:
-    """Make an argument type for numbers above 0. expected: words for the type in the error."""
-    return _number(expected, lambda value: value > 0)
+def positive(expected: str, *, or_0: bool = False) -> Callable[[str], float]:
+    """Make an argument type for numbers above 0, or 0 too. expected: words for the error."""
 
-
-def not_negative(expected: str) -> Callable[[str], float]:
-    """Make an argument type for numbers of 0 or more. expected: words for the type in the error."""
-    return _number(expected, lambda value: value >= 0)
-
-
-def _number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
     def number(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not fits(value) or value == math.inf:
+        if not (0 < value < math.inf or (or_0 and value == 0)):
             raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
         return value
 

@@ -16,7 +16,7 @@ from shardweave.passes.messages.bucket_collectives import ALONE_BYTES
 from shardweave.planners.cost.presets import find_cluster
 from shardweave.planners.cost.quantity import GIB, bytes_text, counted, memory_text, seconds_text
 from shardweave.planners.lowering.plan_passes import DEFAULT_SCHEDULE
-from shardweave.planners.megatron.sequence_cut import SEQUENCE
+from shardweave.planners.megatron.input_cuts import SEQUENCE
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Predicted
 from shardweave.planners.predict.predict import time_parts
