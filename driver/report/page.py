@@ -11,8 +11,15 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from shardweave.driver.report.html import Cell, document, section, table, tiles
-from shardweave.driver.report.pictures import memory_html, timeline_html
+from shardweave.driver.report.html import (
+    Cell,
+    document,
+    memory_html,
+    section,
+    table,
+    tiles,
+    timeline_html,
+)
 from shardweave.driver.report.reshards import Row
 from shardweave.driver.report.shardings import pictures_of, rank_ranges, sharding_svg
 from shardweave.driver.report.text import flops_text

@@ -23,8 +23,12 @@ from shardweave.planners.overlap.axonn_orders import AXONN_ORDERS, axonn_order
 from shardweave.planners.overlap.graph import Graph, build_graph, wait_of
 from shardweave.planners.overlap.in_order import started_in_order
 from shardweave.planners.overlap.interleave import interleave, pass_regions, whole_regions
-from shardweave.planners.overlap.list_memory import MemoryBudget, liveness, recompute_gates
-from shardweave.planners.overlap.list_schedule import list_schedule
+from shardweave.planners.overlap.list_schedule import (
+    MemoryBudget,
+    list_schedule,
+    liveness,
+    recompute_gates,
+)
 from shardweave.planners.simulate.simulate import simulate_by
 
 SCHEDULES = ("blocking", "sub-batch", "cross-pass", "in-order", "list")

@@ -18,8 +18,8 @@ from shardweave.driver.report.diff_text import (
     simulated_numbers,
 )
 from shardweave.driver.report.explorer.part import KINDS, FunctionPart, Words
+from shardweave.driver.report.html import memory_html, timeline_html
 from shardweave.driver.report.page import groups_text
-from shardweave.driver.report.pictures import memory_html, timeline_html
 from shardweave.ir.dialects.dist import ReshardOp
 from shardweave.ir.inspect.diff_table import Interner, table_of
 from shardweave.ir.inspect.side_by_side import (
