@@ -78,7 +78,7 @@ class Command(argparse.ArgumentParser):
         )
 
     def add_cluster(self, *, required: bool = True, why: str = "") -> None:
-        """Declare --cluster. why: a few words before its forms."""
+        """Declare --cluster. why: the words that begin its help."""
         self.add_argument(
             "--cluster",
             required=required,
@@ -118,7 +118,7 @@ class Command(argparse.ArgumentParser):
         self.add_output("file to write (default: standard output)", default="-")
 
     def add_time_limit(self, what: str) -> None:
-        """Declare --time-limit. what: the words for what it does."""
+        """Declare --time-limit. what: the words in its help that name its effect."""
         self.add_argument(
             "--time-limit",
             type=positive("a number of seconds above 0"),
