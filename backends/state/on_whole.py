@@ -110,7 +110,8 @@ class _Whole(torch.autograd.Function):
     def forward(ctx: Any, tensor: DTensor) -> Tensor:
         ctx.like, ctx.kind = _reduced(_plain(tensor)), type(tensor)
         value = full_value(ctx.like)
-        return value.new_empty(0).set_(value)  # no view: autograd lets no one write into views
+        # Not a view: autograd refuses writes into a view that a custom function made.
+        return value.new_empty(0).set_(value)  # pyright: ignore[reportArgumentType]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:

@@ -37,7 +37,8 @@ def trains_as_on_one_process(
     if theirs is None:
         return
     check_same(history(ours), history(theirs))
-    check_same(*(load_file(folder / run / SAVED[name]) for run in ("ours", "alone")))
+    saved, expected = (load_file(folder / run / SAVED[name]) for run in ("ours", "alone"))
+    check_same(saved, expected)
     if name == "lora":
         check_merged(folder / "ours" / "adapter", theirs.model)
 
