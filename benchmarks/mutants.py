@@ -364,12 +364,13 @@ def judge(
 ) -> Row:
     """Plant a fault in the copy, run the tests, and take it out again.
 
-    reaching: the tests that reach the line, of which as many run as fit in the limit; without
-    them the files of the nearest tests run. seconds: the duration of each test.
+    reaching: the tests that reach the line, of which as many run as fit in the limit. If there are
+    none, as for a line that runs at import, or without `reaching`, the files of the nearest tests
+    run. seconds: the duration of each test.
     """
     near = nearest_tests(root, mutant.path)
     tests, left = near, 0
-    if reaching is not None:
+    if reaching:
         order = sorted(reaching, key=lambda t: (t.partition("::")[0] not in near, seconds[t], t))
         ends = accumulate(seconds[test] for test in order)
         tests = [test for test, end in zip(order, ends, strict=True) if end <= options.limit_s]
@@ -379,7 +380,7 @@ def judge(
     path.write_text(mutant.text)
     start = time.monotonic()
     try:
-        workers = ["-n", str(options.workers if reaching is None else 0)]
+        workers = ["-n", str(0 if reaching else options.workers)]
         killer = run_tests(root, [*workers, *tests], options.timeout_s) if tests else ""
     finally:
         path.write_text(source)

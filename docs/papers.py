@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from typing import Any
 
-from shardweave.docs.figure_tables import Rows, results, section, table
+from shardweave.docs.figure_tables import ROOT, Rows, results, section, table
+
+PARAGRAPHS = ROOT / "benchmarks" / "data" / "paragraphs"
+"""A file for each paper, by its planner's name."""
 
 
 def amp_search() -> list[str]:
@@ -326,8 +330,31 @@ def compared() -> list[str]:
     return lines
 
 
+STATES = {
+    "background": "nothing to build",
+    "built": "built as the paper has it, or more general",
+    "measured": "a figure or table beside ours",
+    "differs": "built or measured otherwise, and how",
+    "absent": "not here, and why",
+}
+"""What the tables of paragraphs say, and what it means."""
+
+
+def paragraphs() -> list[str]:
+    """A line for each paragraph, equation, figure and table of each paper."""
+    meanings = "; ".join(f"*{state}*: {meaning}" for state, meaning in STATES.items())
+    lines = ["## Paragraph by paragraph", "", f"{meanings}.", ""]
+    for path in sorted(PARAGRAPHS.glob("*.tsv")):
+        with path.open() as file:
+            rows = [list(row.values()) for row in csv.DictReader(file, delimiter="\t")]
+        lines += [f"### {path.stem.capitalize()}", ""]
+        lines += table("paragraph | says | state | here", rows)
+    return lines
+
+
 SECTIONS: tuple[Callable[[], list[str]], ...] = (
     compared, oases_degrees, oases_rates, axonn_plans, axonn_overlap, amp_search, amp_trials, oppa,
+    paragraphs,
 )  # fmt: skip
 
 

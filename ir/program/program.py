@@ -123,7 +123,7 @@ class Program:
 
     def _repr_html_(self) -> str:
         """The layers, folded, for a notebook."""
-        return _call("shardweave.ir.inspect.html:program_html", self)
+        return _call("shardweave.ir.inspect.outline:program_html", self)
 
     def __eq__(self, other: object) -> bool:
         """True if both have the same structure, types and annotations; names do not count."""
@@ -238,11 +238,11 @@ class Program:
 
     @property
     def is_local(self) -> bool:
-        """True if collectives are inserted and types are those of one rank."""
+        """True if collectives are inserted and types have the shapes of shards."""
         return LOCAL in self.module.attributes
 
     def set_local(self) -> None:
-        """Mark the program local: collectives are inserted and types are those of one rank."""
+        """Mark the program local: collectives are inserted, and types have the shapes of shards."""
         self.module.attributes[LOCAL] = builtin.UnitAttr()
 
     @property

@@ -33,8 +33,8 @@ class Repeats:
 
     The first call of a block is traced as ever and recorded. When another block is called, dynamo
     has run all code up to that call, so all state that the block's code can see is known: its own
-    state, the arguments, torch's modes, and objects from outside. If all of it equals that of the
-    recorded block, up to renaming, the code does the same, and the recorded nodes are copied.
+    state, the arguments, torch's modes, and objects from outside. If all of it equals the recorded
+    block's state, up to renaming, the code does the same, and the recorded nodes are copied.
 
     paths: the blocks' paths by id. copied: paths of copied blocks. notes: why others were not.
     """

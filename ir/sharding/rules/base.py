@@ -43,7 +43,7 @@ class Factor:
     size: its global size. reduction: how results without the factor combine over its shards ("sum"
     or "max"); None if such a result cannot be computed on shards. contiguous: whether the factor
     can only be sharded contiguously, because the op compares indices along it. whole: whether the
-    factor cannot be sharded (the three parts of a fused projection, of which a slice picks one); it
+    factor cannot be sharded (the parts of a fused projection, if a slice picks one); it
     has a name only so that other factors of its dim can be sharded. even: whether its shards must
     be of equal size, because padding would make the op fail. reach: number of indices of the
     neighbouring shards, on either side, that a shard's results read or are added to; a shard has at
@@ -137,7 +137,7 @@ class Rule:
                 yield placement, self.seat(names, placement)
 
     def factors_of(self, dims: Dims, cut: Sequence[DimSharding]) -> list[DimSharding] | None:
-        """Translate placements of each dim, `cut`, to those of each factor; None if impossible."""
+        """Translate placements of dims, `cut`, to placements of factors; None if impossible."""
         cuts: list[DimSharding] = [()] * len(self.factors)
         for placement, seat in self.seats(dims, cut):
             if seat is None:
