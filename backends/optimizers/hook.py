@@ -43,7 +43,7 @@ from shardweave.ir.notes import warn
 
 
 class OptimizerNote(UserWarning):
-    """An optimizer's step gathers whole parameters, since its update is not elementwise."""
+    """Warns that an optimizer's step gathers full values, as its update is not elementwise."""
 
 
 class _Running(NamedTuple):
@@ -148,8 +148,8 @@ def _update(optimizer: Optimizer, parameters: Sequence[Tensor], group: Collectio
 def _stream_plain(
     optimizer: Optimizer, parameters: Sequence[Tensor], copies: Copies, *, has_closure: bool
 ) -> None:
-    """Prepare a step of plain parameters whose states the host keeps: run it for all groups of
-    parameters but the last, for which torch then runs it."""
+    """Prepare a step of plain parameters whose states the host keeps: update all groups of
+    parameters but the last, which torch's own step then updates."""
     gradients = [parameter.grad for parameter in parameters]
     has_gradient = [gradient is not None for gradient in gradients]
     is_apart = is_torchs(optimizer) and not has_closure

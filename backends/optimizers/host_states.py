@@ -58,10 +58,10 @@ class _Leaving(NamedTuple):
 
 
 class HostStates:
-    """The states of one update: those of a group of parameters are on the device while it runs.
+    """Streams optimizer states to the device and back, group by group, during one update.
 
-    groups: indices of parameters. While a group is updated, the states of the next one arrive and
-    those of the last one leave. Call `enter` and `leave` for each group in turn, then `finish`.
+    groups: indices of parameters. While a group is updated, the states of the next group arrive and
+    the last group's leave. Call `enter` and `leave` for each group in turn, then `finish`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class HostStates:
         self._begin(0)
 
     def enter(self, index: int) -> None:
-        """Wait for the states of a group, and start to copy those of the next one."""
+        """Wait for the states of a group, and start to copy the next group's."""
         for state, key, flights in self._arriving:
             made = {at: _with_local(home, x.wait()) for at, (home, x) in flights.items()}
             for at, (home, _) in flights.items():
@@ -90,7 +90,7 @@ class HostStates:
         self._begin(index + 1)
 
     def leave(self, index: int) -> None:
-        """Start to copy a group's states to the host, once those of the group before it are."""
+        """Start to copy a group's states to the host, once the previous group's have arrived."""
         self._settle()
         for state, key in self._of_group(index):
             flights: dict[int, tuple[Tensor, Tensor | None, _InFlight]] = {}
@@ -172,8 +172,8 @@ def stream(
 def groups_of(
     parameters: Sequence[Tensor], has_gradient: Sequence[bool] | None
 ) -> Sequence[Sequence[int]]:
-    """Group the parameters that have gradients, in order, for their states to stream; one group of
-    all without `has_gradient`, if a step cannot update them apart."""
+    """Group the parameters that have gradients, in order, to stream their states group by group.
+    has_gradient: None makes one group of all, if a step must update them together."""
     everything = [range(len(parameters))]
     if has_gradient is None:
         return everything

@@ -25,20 +25,7 @@ from shardweave.ir.dialects.annotations import ANNOTATIONS, annotation_problem
 from shardweave.ir.dialects.literals import Literal, to_attribute, to_python
 from shardweave.ir.dialects.syntax import STRUCTURE, CallOp, Operands, flatten
 from shardweave.ir.dialects.types import number_of_type
-from shardweave.ir.library.grouped import (
-    ALL_ROWS,
-    GROUPED_MM,
-    GROUPED_OUTER,
-    OWN_ROWS,
-    ROW_BOUNDS,
-    ROW_ROUTES,
-)
-from shardweave.ir.library.philox import RANDOM
-from shardweave.ir.library.positional_attention import (
-    ATTENTION,
-    ATTENTION_BACKWARD,
-    MERGE_ATTENTION,
-)
+from shardweave.ir.library import grouped, philox, positional_attention
 from shardweave.ir.library.pure_ops import NOT_PURE, is_pure, pure_ops
 from shardweave.ir.torch_private import OpOverload, schema_of
 
@@ -46,18 +33,7 @@ NOT_STORED = frozenset({"device", "layout", "pin_memory", "memory_format", "gene
 """Arguments about placement and memory layout, which the backend decides."""
 
 
-OWN_OPS = (
-    RANDOM,
-    ATTENTION,
-    ATTENTION_BACKWARD,
-    MERGE_ATTENTION,
-    GROUPED_MM,
-    GROUPED_OUTER,
-    ROW_BOUNDS,
-    ROW_ROUTES,
-    OWN_ROWS,
-    ALL_ROWS,
-)
+OWN_OPS = (philox.RANDOM, *positional_attention.OPS, *grouped.OPS)
 """Ops of this package, made like those of ATen from its own `torch.library` schemas."""
 
 _ANNOTATIONS = frozenset(ANNOTATIONS)
@@ -172,9 +148,7 @@ class AtenOp(CallOp):
                 continue
             parameter = self.signature.parameter(name)
             if parameter is None or parameter.is_tensor or name in NOT_STORED:
-                raise VerifyException(
-                    f"{self.name} has no argument '{name}' that a property can hold"
-                )
+                raise VerifyException(f"{self.name} takes no property '{name}'; remove it")
             try:
                 to_python(attribute)
             except ValueError as error:
@@ -219,7 +193,7 @@ _keys = ByIdentity[OpKey]()
 
 
 def key_of_op(op: Operation) -> OpKey:
-    """A key that is equal for ops with equal name, types and arguments, whatever their layer."""
+    """A key that is equal for ops of any layer with equal name, types and arguments."""
     arguments = [item for item in op.properties.items() if item[0] not in _ANNOTATIONS]
     types = [value.type for value in (*op.operands, *op.results)]
     near = op.name, len(op.results), *map(id, types), *[(name, id(a)) for name, a in arguments]

@@ -27,7 +27,13 @@ from xdsl.irdl import (
 from xdsl.irdl import var_operand_def as var_operands
 from xdsl.utils.exceptions import VerifyException
 
-from shardweave.ir.dialects.dist_base import NUMBER, AlongDimOp, CollectiveOp, OverAxesOp
+from shardweave.ir.dialects.dist_base import (
+    NUMBER,
+    AlongDimOp,
+    CollectiveOp,
+    OverAxesOp,
+    number_property,
+)
 from shardweave.ir.dialects.types import TENSOR, num_elements, shape_of
 from shardweave.ir.mesh.effect import Effect
 from shardweave.ir.mesh.mesh import Mesh
@@ -78,11 +84,11 @@ Halo = tuple[int, int, int]
 
 
 class NeighboursOp(CollectiveOp):
-    """Base of the ops on plain shards of `dim` that reach `before` indices into the previous rank's
-    and `after` into the next one's.
+    """Base of the ops that exchange ends of plain shards of `dim`: `before` indices with the
+    previous rank, `after` with the next.
 
-    `edge`: the first and the last rank reach into zeros, or into the lowest number ("lowest"), or
-    into their own last index again ("repeat").
+    `edge`: the values past the first and the last rank's shard: zeros, the lowest number
+    ("lowest"), or the last index again ("repeat").
     Traffic: `before` indices to one neighbour and `after` to the other, in one step.
     """
 
@@ -154,7 +160,7 @@ class HaloOp(NeighboursOp):
 
 @irdl_op_definition
 class HaloAddOp(NeighboursOp):
-    """Add what reaches into the neighbours to their shards: the transpose of `dist.halo`.
+    """Add the ends of a rank's value to its neighbours' shards: the transpose of `dist.halo`.
 
     Shapes: .. x (before + nd + after) x ..  ->  .. x nd x ...
     """
@@ -164,7 +170,7 @@ class HaloAddOp(NeighboursOp):
 
 
 def borders(x: Tensor, halo: Halo, *, adds: bool) -> tuple[Tensor, Tensor]:
-    """The ends that a rank sends to the previous and the next one. adds: for `dist.halo_add`."""
+    """The ends that a rank sends to the previous and next rank. adds: for `dist.halo_add`."""
     dim, before, after = halo
     first, last = (before, after) if adds else (after, before)
     return x.narrow(dim, 0, first), x.narrow(dim, x.shape[dim] - last, last)
@@ -173,7 +179,7 @@ def borders(x: Tensor, halo: Halo, *, adds: bool) -> tuple[Tensor, Tensor]:
 def widened(
     x: Tensor, halo: Halo, previous: Tensor | None, following: Tensor | None, edge: str
 ) -> Tensor:
-    """Join a shard with what its neighbours send; None: there is no such neighbour."""
+    """Concatenate a shard and its neighbours' ends; None: there is no such neighbour."""
     dim, before, after = halo
 
     def beyond(index: int, count: int) -> Tensor:
@@ -190,7 +196,7 @@ def widened(
 def narrowed(
     x: Tensor, halo: Halo, previous: Tensor | None, following: Tensor | None, edge: str
 ) -> Tensor:
-    """Add what neighbours send to a rank's own indices; None: there is no such neighbour."""
+    """Add the neighbours' ends to a rank's own indices; None: there is no such neighbour."""
     dim, before, after = halo
     own = x.narrow(dim, before, x.shape[dim] - before - after).clone()
     if edge == "repeat":
@@ -210,6 +216,7 @@ class RingSliceOp(_TurnedOp, AlongDimOp):
 
     name = "dist.ring_slice"
     turn_attr = prop_def(NUMBER, prop_name="turn")
+    turn = number_property("turn")
     value = operand_def(TENSOR)
     part = result_def(TENSOR)
 
@@ -217,10 +224,6 @@ class RingSliceOp(_TurnedOp, AlongDimOp):
     def is_view(self) -> bool:
         """True if the block is one slice of its operand, not several."""
         return shape_of(self.part)[self.dim] == self.block
-
-    @property
-    def turn(self) -> int:
-        return self.turn_attr.value.data
 
     def on_shards(self, members: Sequence[Tensor]) -> list[Tensor]:
         size = len(members)
@@ -263,7 +266,7 @@ class RingJoinOp(AlongDimOp):
 
 
 def join_of_ring(blocks: Sequence[Tensor], position: int, dim: int, block: int) -> Tensor:
-    """Join the blocks that the rank at `position` held in turn, by the positions of their ranks."""
+    """Concatenate, in the order of ranks, the blocks that the rank at `position` held in turn."""
     size = len(blocks)
     in_order = [blocks[(index - position) % size] for index in range(size)]
     return merge_blocks(in_order, dim, block)

@@ -122,7 +122,10 @@ class Propagation:
             if not self._backward():
                 break
         else:
-            raise AssertionError(f"propagation still changes after {MAX_SWEEPS} sweeps")
+            raise AssertionError(
+                f"propagation still changes after {MAX_SWEEPS} sweeps. This is a defect of "
+                "shardweave: report the plan, and shard fewer of its parameters until it is mended."
+            )
         shared = SharedWishes(self.flow, self.assignments, self.wishes, self._returned)
         shared.travel(self.ops, self.program.return_op.operands)
 
@@ -196,7 +199,7 @@ class Propagation:
         return True
 
     def _spoils_larger(self, op: AtenOp, index: int, assignment: Assignment) -> bool:
-        """True if `assignment` shards a larger result, such as a norm's output, as no use wants."""
+        """True if `assignment` shards a larger result, as of a norm, in a way that no use wants."""
         size = prod(shape_of(op.results[index]))
         return any(
             prod(shape_of(result)) > size

@@ -18,22 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardweave.ir.capture.arguments import CONSTANTS
 from shardweave.ir.dialects.types import dtype_word
 
 _CONSTANTS = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    torch.layout,
-    torch.memory_format,
-)
+    *CONSTANTS, bytes, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format,
+)  # fmt: skip
 _CODE = (type, types.BuiltinFunctionType, types.ModuleType, types.CodeType)
 _CONTAINERS = (list, tuple, dict, set, frozenset, partial)
 _OF_PYTHON = ("builtins", "collections", "functools")
@@ -45,12 +35,12 @@ Parts = Iterator[tuple[Any, Any, str]]
 
 
 class Unlike(Exception):
-    """Two objects differ; the message says where and how."""
+    """Raised if two objects differ; says where and how."""
 
 
 @dataclass
 class Likeness:
-    """Maps one module's objects to those of an equal module. differing: names of attributes whose
+    """Maps one module's objects to an equal module's. differing: names of attributes whose
     constants are unequal."""
 
     partners: dict[int, Any] = field(default_factory=dict)

@@ -38,14 +38,6 @@ Cuts = tuple[DimSharding, ...]
 """The placements that shard each factor of a rule."""
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """The reason why a rule does not apply. operand: index of the operand at fault, if any."""
-
-    problem: str
-    operand: int | None = None
-
-
 def is_free(placement: Placement) -> bool:
     return placement.axis.startswith(FREE)
 
@@ -233,8 +225,8 @@ Value: TypeAlias = "Relation | RankNumber | Row | Local"
 
 @dataclass
 class ProofAxes:
-    """The axes of a proof: those of the mesh, and those of sub-batches and rings, added as the walk
-    meets them. rings: the mesh axes that have rings."""
+    """The axes of a proof: the mesh's, and axes of sub-batches and rings, added as the walk meets
+    them. rings: the mesh axes that have rings."""
 
     mesh: Mesh
     sub_batches: dict[str, int] = field(default_factory=dict[str, int])
