@@ -19,12 +19,13 @@ from shardweave.backends.watch.agreement import describe_model, require_same
 from shardweave.driver.artifact.artifact import Artifact
 from shardweave.driver.artifact.precompile import start_from
 from shardweave.driver.processes import world
+from shardweave.driver.signature import taking
 from shardweave.driver.step.binding import example_call
 from shardweave.driver.step.checks import check_request
 from shardweave.driver.step.lowering import Lowered, lowered_step, made_here, on_rank_0
 from shardweave.driver.step.precision import cast_parameters, dtype_named
 from shardweave.driver.step.programs import CompiledPrograms, seed_of
-from shardweave.driver.step.request import Request, taking
+from shardweave.driver.step.request import Request
 from shardweave.driver.step.request_text import describe_request
 from shardweave.driver.step.step import Step
 from shardweave.ir.capture.observed.loose_tensors import register_constants

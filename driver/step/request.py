@@ -5,16 +5,13 @@ Nothing heavy is imported: the command line reads options before it starts proce
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from shardweave.backends.registry import BACKENDS
 from shardweave.driver.commands.arguments import positive
 from shardweave.ir.mesh.mesh import Mesh
-from shardweave.ir.suggest import did_you_mean
 from shardweave.planners.registry import PLANNERS
 
 if TYPE_CHECKING:
@@ -34,9 +31,6 @@ if TYPE_CHECKING:
     from shardweave.planners.lowering.partition import Passes
     from shardweave.planners.plan.plan import Plan
     from shardweave.planners.planning import PlanLike
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 DEFAULT_PLAN = "megatron"
 """The default planner. It accepts every option, so no planner is imported to check options."""
@@ -178,30 +172,6 @@ class Request(CompileOptions):
                 f"but a process runs for each device; give a mesh of {count} devices."
             )
         return replace(self, mesh=mesh)
-
-
-def taking(given: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Return a decorator that turns a function of one dataclass into a function of its fields."""
-
-    def decorated(function: Callable[..., R]) -> Callable[P, R]:
-        own = inspect.signature(function)
-        signature = inspect.signature(given).replace(return_annotation=own.return_annotation)
-
-        @wraps(function)
-        def called(*args: P.args, **kwargs: P.kwargs) -> R:
-            known = signature.parameters
-            for name in kwargs:
-                if name not in known:
-                    raise TypeError(
-                        f"{function.__name__}() has no argument '{name}'; "
-                        f"{did_you_mean(name, known)}it takes {', '.join(known)}."
-                    )
-            return function(given(*args, **kwargs))
-
-        called.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
-        return called
-
-    return decorated
 
 
 def mesh_for(options: CompileOptions, num_processes: int | None = None) -> Mesh | None:
