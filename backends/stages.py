@@ -208,7 +208,7 @@ class StagedStep(ABC, Generic[V]):
         return value if cut is None or number is None else self.taken(value, cut, number)
 
     def _keep(self, slot: Slot, value: V, slots: Slots) -> None:
-        """Hold a result of a function, or combine it with that of earlier micro-batches."""
+        """Keep a result of a function, or combine it with earlier micro-batches' results."""
         place = slots.stage, slot.name, None
         if slot.kind == "whole":
             self.kept[place] = value

@@ -33,7 +33,7 @@ MeshLike = Mesh | Mapping[str, int] | str
 
 
 class PassError(ValueError):
-    """A pass failed; the message names it."""
+    """Raised if a pass fails; the message names it."""
 
 
 def parse_passes(spec: str) -> tuple[ModulePass, ...]:

@@ -140,7 +140,7 @@ def resolve_plan(
 ) -> Plan:
     """Turn a planner's name, a file, a dict of shardings or a Plan (returned as is) into a Plan.
 
-    Names in a dict are those of parameters or, failing that, of inputs. Inputs without an entry are
+    Names in a dict are names of parameters or, failing that, of inputs. Inputs without an entry are
     sharded along dim 0 over the axes "replica" and "data", if the mesh has them.
     Raises ValueError for a planner or file that does not exist, PlanError for a malformed plan.
     """

@@ -39,7 +39,7 @@ def are_checked() -> bool:
 
 
 def inputs_are_checked(num_calls: int) -> bool:
-    """True if ranks compare a call's inputs. num_calls: earlier calls of the step."""
+    """True if ranks compare a call's inputs by default. num_calls: earlier calls of the step."""
     return num_calls < FIRST_CALLS and os.environ.get(CHECK, "") == ""
 
 

@@ -19,8 +19,8 @@ Shape = tuple[int, ...]
 
 
 class Parts:
-    """Pads the shards of dims that do not divide, among a program's arguments, to equal sizes, and
-    cuts the padding off its results, on the rank at `coordinates`."""
+    """Pads uneven shards of a program's arguments, and removes the padding of its results, on the
+    rank at `coordinates`."""
 
     def __init__(self, program: Program, coordinates: Mapping[str, int]) -> None:
         self._padded = {

@@ -32,7 +32,7 @@ KNOWN = ("aten", "kernels", "rt", "torch")
 
 
 class SourceError(ValueError):
-    """Emitted source has code that a step may not contain; the message names it and its line."""
+    """Raised for emitted source with code that a step may not contain; names it and its line."""
 
 
 def audit(source: str, header: str, functions: Collection[str]) -> ast.Module:

@@ -106,7 +106,7 @@ def all_rows(
     rows: Tensor, bounds: Tensor, index: Tensor | None = None, *, num_rows: int, load: float = 1.0,
     blocks: int = 1, parts: int = 1, shards: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Return `num_rows` rows of zeros in which this device's rows stand at their positions."""
+    """Return `num_rows` rows: this device's rows at their positions, zeros elsewhere."""
     del load, blocks, parts
     if index is None:
         return rows.clone()

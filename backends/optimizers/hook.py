@@ -41,7 +41,7 @@ from shardweave.ir.notes import warn
 
 
 class OptimizerNote(UserWarning):
-    """An optimizer's step gathers whole parameters, since its update is not elementwise."""
+    """Warns that an optimizer's step gathers full values, as its update is not elementwise."""
 
 
 class _Running(NamedTuple):

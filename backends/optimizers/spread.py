@@ -305,7 +305,8 @@ class _Call:
 
 
 def local_of(value: Tensor, like: DTensor) -> Tensor:
-    """Return this rank's shard of a value, a `Spread` or full; includes writes to its views."""
+    """Return this rank's shard: of a `Spread` with writes to its views, or of a full tensor, placed
+    as `like`."""
     if isinstance(value, Spread):
         value.home.read_views()
         return value.home.local

@@ -91,7 +91,7 @@ def _plain(tensor: DTensor) -> DTensor:
 
 
 def _reduced(tensor: DTensor) -> DTensor:
-    """Reduce a DTensor if it is unreduced; its placements are then those of its gradient."""
+    """Reduce a DTensor if it is unreduced, to the placements of its gradient."""
     if not any(placement.is_partial() for placement in tensor.placements):
         return tensor
     goal = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]

@@ -90,7 +90,7 @@ class FailureGuard:
         return store.get(key).decode()
 
     def _tell(self, line: str) -> None:
-        """Report the line where this rank failed; empty if no other rank's failure can match it."""
+        """Report the line where this rank failed. An empty line matches no other rank's."""
         self._store().set(str(dist.get_rank()), line)
 
     def _store(self) -> Any:

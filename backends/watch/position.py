@@ -96,10 +96,10 @@ def _main_frame() -> FrameType | None:
 
 
 def position_of(frame: FrameType | None) -> Position:
-    """Return the position of a frame: an op of a step, or a user's line.
+    """Describe the position of a frame: an op of a step, or a user's line.
 
-    The frame is let go of before its position is described, which takes longer: a frame object
-    keeps local variables alive (see `tracing`).
+    A frame object keeps local variables alive (see `tracing`), so it is released before the slower
+    work of describing its position.
     """
     stack: list[_Place] = []
     while frame is not None:
@@ -124,9 +124,9 @@ def _position(stack: Sequence[_Place]) -> Position:
 
 
 def waits_since_marked(*, mark: bool) -> bool:
-    """True if the main thread, which waits, is in the same wait as when its frame was last marked.
+    """True if the main thread's innermost frame was marked before: it is still in the same wait.
 
-    mark: whether to mark its innermost frame now, by an attribute that only debuggers read.
+    mark: whether to mark the frame now, by an attribute that only debuggers read.
     """
     frame = _main_frame()
     is_marked = frame is not None and not frame.f_trace_lines

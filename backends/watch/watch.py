@@ -60,7 +60,7 @@ EXIT_CODE = 1
 
 
 class LostRankError(ConnectionError):
-    """A rank died, stalled or failed; the message names it, and says where this rank waited."""
+    """Raised if a rank died, stalled or failed; names it, and where this rank waited for it."""
 
 
 _Trail = Mapping[str, int]
@@ -347,8 +347,8 @@ class Watch:
 
     @contextmanager
     def asking(self, at: str) -> Iterator[None]:
-        """Context in which the main thread asks the store, so that only a silent store ends this
-        rank. at: describes where it waits, or waited before the requests."""
+        """Context in which the main thread asks the store: only a silent store then ends this rank.
+        at: describes its position."""
         self._asks_at = at
         try:
             yield

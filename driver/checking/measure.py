@@ -207,7 +207,7 @@ def _moved(
 
 
 def _next_batch(options: RunOptions, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Other inputs of the same shapes: those of the next seed, or the first ones reversed."""
+    """Other inputs of the same shapes: made with the next seed, or the first ones reversed."""
     other = build_example(options.model, dtype=getattr(torch, options.dtype), seed=options.seed + 1)
     if all(torch.equal(other.kwargs[name].to(own.device), own) for name, own in batch.items()):
         return {name: own.flip(-1) if own.ndim else own for name, own in batch.items()}

@@ -58,11 +58,11 @@ ELEMENT_FLOPS = 100
 
 
 class ValidationError(PassError):
-    """A pass changed what the program computes."""
+    """Raised if a pass changed the program's results."""
 
 
 class TooLargeError(ValueError):
-    """A program is too large to be validated in reasonable time."""
+    """Raised for a program that takes too long to validate."""
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def run_user_code(where: str, make: Callable[[], T]) -> T:
 
 
 def add_cluster(command: argparse.ArgumentParser, *, required: bool = True, why: str = "") -> None:
-    """Declare --cluster. why: a few words before its forms."""
+    """Declare --cluster. why: the words that begin its help."""
     command.add_argument(
         "--cluster",
         required=required,
@@ -187,7 +187,7 @@ def add_program_output(command: argparse.ArgumentParser) -> None:
 
 
 def add_time_limit(command: argparse.ArgumentParser, what: str) -> None:
-    """Declare --time-limit. what: the words for what it does."""
+    """Declare --time-limit. what: the words in its help that name its effect."""
     command.add_argument(
         "--time-limit",
         type=positive("a number of seconds above 0"),

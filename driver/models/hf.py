@@ -279,7 +279,7 @@ def _dropout_fields(config: PreTrainedConfig) -> set[str]:
 
 
 def _without_none(fields: Fields) -> Fields:
-    """Replace None by 0 in fields, also in those of sub-configs."""
+    """Replace None by 0 in fields, also of sub-configs."""
     return {
         name: _without_none(value) if isinstance(value, dict) else 0 if value is None else value
         for name, value in fields.items()

@@ -62,7 +62,7 @@ def join(mesh: Mesh, device: torch.device, timeout_s: float | None = None) -> No
 
     timeout_s: how long a rank may wait for others, as for the watchdog's `start`.
     Initialises torch.distributed (NCCL for a GPU, else gloo) if nobody has and the mesh needs
-    it. Raises ValueError if the number of processes is not that of the mesh's devices.
+    it. Raises ValueError unless there is one process for each device of the mesh.
     """
     processes = world_size()
     if processes != mesh.num_devices:
@@ -114,7 +114,7 @@ def from_rank_0(make: Callable[[], T]) -> T:
 
 
 class RankZeroError(RuntimeError):
-    """Rank 0 failed at a task that it does for all ranks."""
+    """Raised on the other ranks if rank 0 failed at a task for all ranks."""
 
 
 def _told(error: Exception) -> RankZeroError:

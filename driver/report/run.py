@@ -27,7 +27,7 @@ CHECKED = ("bound", "loss_error", "max_rel_grad_error", "worst_parameter", "num_
 
 @dataclass(frozen=True)
 class RunReport:
-    """Results of `run`. Times are rank 0's, in seconds; collectives are those of one rank."""
+    """Results of `run`. Times are rank 0's, in seconds; collectives are counted on one rank."""
 
     options: RunOptions
     lowered: Lowered

@@ -106,7 +106,7 @@ def on_rank_0(
     request: Request, call: StepCall, made: Callable[[], Lowered], why: str = ""
 ) -> Lowered:
     """Call `made` on rank 0 and return its result on every rank. Collective. So all ranks run the
-    same program, whatever differs between their machines. On the backend "reference" each process
+    same program, even if their machines differ. On the backend "reference" each process
     calls `made` itself. why: reason for compiling, for waiting ranks."""
     own: list[Program] = []
 

@@ -384,7 +384,7 @@ def seed_of(seed: int | None) -> int:
 
 
 def difference(before: StepCall, call: StepCall) -> str:
-    """Describe what is new in a call."""
+    """Describe how a call differs from the call `before`."""
     if before.form != call.form:
         return f"its arguments are {call.form}, those before were {before.form}"
     forms = [

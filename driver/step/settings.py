@@ -172,7 +172,7 @@ class Settings:
         return is_new or self._has_hooks or not self._num_calls % EACH
 
     def _look_for_hooks(self) -> None:
-        """Read the hooks of modules, then those of parameters' gradients."""
+        """Read the hooks of modules, then the hooks of parameters' gradients."""
         self._num_handles = RemovableHandle.next_id
         hooks_now = [Hooks(hooks) if hooks else NO_HOOKS for hooks in self._hook_dicts]
         for holder, name in self._parameters:

@@ -73,7 +73,7 @@ def save_checkpoint(
 
     number: a whole number, such as the step's; the highest one is loaded. state: by names of your
     choice a step (or other modules), optimizers of its parameters, other objects with a
-    `state_dict` (schedulers, scalers), and plain values, of which rank 0's are saved. keep: number
+    `state_dict` (schedulers, scalers), and plain values, saved from rank 0. keep: number
     of last checkpoints to keep; the others are deleted once this one is complete. Returns its path.
 
     Raises CheckpointError on every rank if a rank cannot write, or if another run is saving into

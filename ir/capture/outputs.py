@@ -107,15 +107,15 @@ def _value_of(leaf: Any, values: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Kind:
-    """Options of a trace: train or evaluate, with or without gradients, which outputs.
+    """Options of a trace.
 
     train: False puts the model in evaluation mode, True leaves its modules' modes as they are.
-    grad: whether to trace the backward pass too; None means as `train`. loss: which output is the
-    loss. all_outputs: whether to trace all outputs, or the loss alone; with only_loss, a step with
-    gradients returns its loss only. autocast: the device type and dtype of torch.autocast around
+    grad: whether to trace the backward pass; None: as `train`. loss: which output is the loss.
+    all_outputs: return all outputs, not the loss (or logits) alone. only_loss: with gradients,
+    return the loss alone all the same. autocast: device type and dtype of torch.autocast around
     forward. tangents: positions of the output tensors whose gradients are inputs of the backward
-    pass, in place of the loss's gradient; an empty tuple means the loss, or all differentiable
-    tensors of a model without one; None means the loss alone.
+    pass, in place of the loss. Empty: the backward pass starts from the loss, or without one from
+    gradients of all differentiable outputs. None: it starts from the loss, which must exist.
     """
 
     train: bool = True
@@ -331,7 +331,7 @@ def noting_outputs() -> Iterator[None]:
 
 
 def are_cut() -> bool:
-    """True if the gradients of outputs, in place of the loss's, are inputs of the backward pass."""
+    """True if the backward pass takes the gradients of outputs as inputs: it has no loss."""
     return bool(_CUT)
 
 

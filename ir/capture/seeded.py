@@ -100,8 +100,8 @@ class SeededRandom(TorchDispatchMode):
         if backward_pass_number() != -1 and not self._in_backward:
             raise ValueError(
                 f"sw.seeded: {name} draws random numbers in the backward pass, as "
-                "torch.utils.checkpoint does when it recomputes the forward pass; remove the "
-                "checkpoints to compare with a step."
+                "torch.utils.checkpoint does when it recomputes the forward pass; remove "
+                "activation checkpointing from the model to compare it with a step."
             )
         drawn = recipe(self._draw(given))
         if is_in_place(name):

@@ -48,8 +48,7 @@ class Site:
 
 
 def site_of_node(node: torch.fx.Node) -> Site:
-    """Return the source line of a traced call; a call of the backward pass has its forward
-    call's."""
+    """Return the source line of a traced call; for a backward call, the forward call's line."""
     meta = node.meta
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
     file, line = users_line(meta.get("stack_trace")) or _NOWHERE

@@ -46,7 +46,7 @@ def common_path(layers: Iterable[str]) -> str:
 
 
 def joined_layers(op: Operation) -> list[str]:
-    """Layers of an op: its own, or those of a dist op's several producers. Distinct, without ''."""
+    """Distinct layers of an op, without '': of a dist op with several producers, theirs."""
     makers = [value.owner for value in op.operands if isinstance(value.owner, Operation)]
     is_joined = op.name.startswith("dist.") and len(set(makers)) > 1
     layers = dict.fromkeys(map(layer_of, makers if is_joined else [op]))

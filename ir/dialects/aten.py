@@ -172,9 +172,7 @@ class AtenOp(CallOp):
                 continue
             parameter = self.signature.parameter(name)
             if parameter is None or parameter.is_tensor or name in NOT_STORED:
-                raise VerifyException(
-                    f"{self.name} has no argument '{name}' that a property can hold"
-                )
+                raise VerifyException(f"{self.name} takes no property '{name}'; remove it")
             try:
                 to_python(attribute)
             except ValueError as error:
@@ -219,7 +217,7 @@ _keys = ByIdentity[OpKey]()
 
 
 def key_of_op(op: Operation) -> OpKey:
-    """A key that is equal for ops with equal name, types and arguments, whatever their layer."""
+    """A key that is equal for ops of any layer with equal name, types and arguments."""
     arguments = [item for item in op.properties.items() if item[0] not in _ANNOTATIONS]
     types = [value.type for value in (*op.operands, *op.results)]
     near = op.name, len(op.results), *map(id, types), *[(name, id(a)) for name, a in arguments]

@@ -120,8 +120,8 @@ def _mesh_of(attr: MeshAttr) -> Mesh:
 class ShardingAttr(ParametrizedAttribute):
     """A sharding, read like Shardy's: `#dist.sharding<[{"data"}, {}], unreduced = ["tensor"]>`.
 
-    Axes of a dim stand major to minor. An axis whose stride is not that of plain nested shards
-    is written with it, `{"tensor":16}`: the device at coordinate c holds the
+    Axes of a dim are ordered major to minor. An axis whose stride differs from plain nested shards
+    is written with its stride, `{"tensor":16}`: the device at coordinate c holds the
     indices i with (i // 16) % size == c. `max_unreduced` names axes over which each device
     holds one term of a maximum. An unevenly sharded dim is written with its global size,
     `{"tensor"} of 7`, as the types of a local program have only the shard's size, 4.

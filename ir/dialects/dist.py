@@ -253,8 +253,8 @@ def is_copied_back(value: SSAValue) -> bool:
 class SendOp(DistOp):
     """Send a value to the rank with the same mesh coordinates in another stage. Traffic: its bytes.
 
-    Only in stage functions. `to`: the receiving stage. `name`: identifies the message among those
-    of one micro-batch between two stages; `dist.recv` receives it.
+    Only in stage functions. `to`: the receiving stage. `name`: identifies the message among all
+    messages of one micro-batch between two stages; `dist.recv` receives it.
     """
 
     name = "dist.send"

@@ -66,14 +66,12 @@ class DistOp(DefinedOp):
 
     @classmethod
     def kind(cls) -> str:
-        """The op's name without `dist.` and `start_`: `all_reduce` for `dist.start_all_reduce`
-        too."""
+        """The op's name without `dist.` and `start_`, such as `all_reduce`."""
         return cls.name.removeprefix("dist.").removeprefix("start_")
 
     @property
     def effect(self) -> Effect | None:
-        """The effect on each operand: reduce, gather or shard. None if the op does something
-        else."""
+        """The effect on each operand (reduce, gather, shard); None if the op has another."""
         return None
 
     @property
@@ -142,8 +140,8 @@ class OverAxesOp(DistOp):
 class CollectiveOp(OverAxesOp):
     """Base of the ops that communicate. `register_collective` makes a subclass known.
 
-    A subclass defines `name` (under `dist.`), its operands and results, `effect`, and `sent`,
-    unless each rank keeps its share of the operands and sends the rest. A subclass that does not
+    A subclass defines `name` (under `dist.`), its operands and results, and `effect`; also `sent`,
+    if a rank does not keep its share of the operands and send the rest. A subclass that does not
     reduce, gather or shard defines `after`, `expected_shape` and `on_shards` in place of `effect`;
     its programs then cannot be proved, and have no time axes.
 

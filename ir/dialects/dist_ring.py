@@ -78,11 +78,11 @@ Halo = tuple[int, int, int]
 
 
 class NeighboursOp(CollectiveOp):
-    """Base of the ops on plain shards of `dim` that reach `before` indices into the previous rank's
-    and `after` into the next one's.
+    """Base of the ops that exchange ends of plain shards of `dim`: `before` indices with the
+    previous rank, `after` with the next.
 
-    `edge`: the first and the last rank reach into zeros, or into the lowest number ("lowest"), or
-    into their own last index again ("repeat").
+    `edge`: the values past the first and the last rank's shard: zeros, the lowest number
+    ("lowest"), or the last index again ("repeat").
     Traffic: `before` indices to one neighbour and `after` to the other, in one step.
     """
 
@@ -154,7 +154,7 @@ class HaloOp(NeighboursOp):
 
 @irdl_op_definition
 class HaloAddOp(NeighboursOp):
-    """Add what reaches into the neighbours to their shards: the transpose of `dist.halo`.
+    """Add the ends of a rank's value to its neighbours' shards: the transpose of `dist.halo`.
 
     Shapes: .. x (before + nd + after) x ..  ->  .. x nd x ...
     """
@@ -164,7 +164,7 @@ class HaloAddOp(NeighboursOp):
 
 
 def borders(x: Tensor, halo: Halo, *, adds: bool) -> tuple[Tensor, Tensor]:
-    """The ends that a rank sends to the previous and the next one. adds: for `dist.halo_add`."""
+    """The ends that a rank sends to the previous and next rank. adds: for `dist.halo_add`."""
     dim, before, after = halo
     first, last = (before, after) if adds else (after, before)
     return x.narrow(dim, 0, first), x.narrow(dim, x.shape[dim] - last, last)
@@ -173,7 +173,7 @@ def borders(x: Tensor, halo: Halo, *, adds: bool) -> tuple[Tensor, Tensor]:
 def widened(
     x: Tensor, halo: Halo, previous: Tensor | None, following: Tensor | None, edge: str
 ) -> Tensor:
-    """Join a shard with what its neighbours send; None: there is no such neighbour."""
+    """Concatenate a shard and its neighbours' ends; None: there is no such neighbour."""
     dim, before, after = halo
 
     def beyond(index: int, count: int) -> Tensor:
@@ -190,7 +190,7 @@ def widened(
 def narrowed(
     x: Tensor, halo: Halo, previous: Tensor | None, following: Tensor | None, edge: str
 ) -> Tensor:
-    """Add what neighbours send to a rank's own indices; None: there is no such neighbour."""
+    """Add the neighbours' ends to a rank's own indices; None: there is no such neighbour."""
     dim, before, after = halo
     own = x.narrow(dim, before, x.shape[dim] - before - after).clone()
     if edge == "repeat":
@@ -263,7 +263,7 @@ class RingJoinOp(AlongDimOp):
 
 
 def join_of_ring(blocks: Sequence[Tensor], position: int, dim: int, block: int) -> Tensor:
-    """Join the blocks that the rank at `position` held in turn, by the positions of their ranks."""
+    """Concatenate, in the order of ranks, the blocks that the rank at `position` held in turn."""
     size = len(blocks)
     in_order = [blocks[(index - position) % size] for index in range(size)]
     return merge_blocks(in_order, dim, block)

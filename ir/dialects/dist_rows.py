@@ -127,7 +127,7 @@ class AddRowsOp(RowsOp):
     """Add rows to a sharded table of zeros, by their numbers.
 
     Shapes: rows n x .., numbers n, routes P x T  ->  T/P x ...
-    Traffic: that of `dist.fetch_rows`, in the other direction.
+    Traffic: as for `dist.fetch_rows`, in the other direction.
     """
 
     name = "dist.add_rows"

@@ -43,7 +43,7 @@ def _scalar_attribute(value: Literal, kind: type, sign: float) -> Attribute:
         return builtin.StringAttr(value)
     if isinstance(value, torch.dtype):
         return element_of(value)
-    raise ValueError(f"{value!r} is a {kind.__name__}, which cannot be a property of an op.")
+    raise ValueError(f"{value!r} is a {kind.__name__}; an op holds numbers, text, dtypes, lists.")
 
 
 def to_python(attribute: Attribute) -> Literal:

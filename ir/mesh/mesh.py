@@ -122,7 +122,7 @@ class Mesh:
 
     @property
     def device_axes(self) -> tuple[Axis, ...]:
-        """The axes along which devices differ: those of kind space and stage."""
+        """The axes along which devices differ: the axes of kind space and stage."""
         return tuple(axis for axis in self.axes if axis.kind != "time")
 
     @property
@@ -205,7 +205,7 @@ class Mesh:
         return mesh
 
     def on_parts_of(self, other: Mesh) -> Mesh:
-        """This mesh, with each axis split into the parts that `other` has of it."""
+        """This mesh, with axes split into parts as in `other`."""
         return self.refined({axis.name: axis.size for axis in other.axes})
 
     def coordinates(self, rank: int) -> dict[str, int]:
@@ -244,7 +244,7 @@ class Mesh:
 
 
 def whole_axis(axis: str) -> str:
-    """The axis of which `axis`, such as tensor.1, is a part; itself if it is no part."""
+    """The axis that was split into `axis`, such as tensor.1, and others; itself if it is whole."""
     name, _, digit = axis.rpartition(".")
     return name if name and digit.isdigit() else axis
 

@@ -33,8 +33,7 @@ class Placement:
     """One mesh axis that shards one dim: index i is on coordinate (i // stride) % size.
 
     length: the global size of an unevenly sharded dim, for readers of a local program, whose types
-    are those of padded shards; else 0. Comparisons ignore it, as the value's global shape says the
-    same.
+    have the sizes of padded shards; else 0. Comparisons ignore it, as the global shape implies it.
     """
 
     axis: str
@@ -116,7 +115,7 @@ def contiguous(axes: Sequence[str], dim_size: int, mesh: Mesh) -> DimSharding:
 
 
 def is_plain(dim: DimSharding, dim_size: int) -> bool:
-    """True if the placements are those of `contiguous`."""
+    """True if `contiguous` returns the same placements."""
     if not is_contiguous(dim, dim_size):
         return False
     num_shards = math.prod(p.size for p in dim)
@@ -195,7 +194,7 @@ class Sharding:
         return replace(self.reduced(axes), dims=dims)
 
     def with_dim(self, dim: int, placements: Iterable[Placement]) -> Sharding:
-        """This sharding with `placements` in place of those of `dim`."""
+        """This sharding with other `placements` of `dim`."""
         dims = (*self.dims[:dim], ordered(placements), *self.dims[dim + 1 :])
         return Sharding(dims, self.unreduced, self.reduction)
 

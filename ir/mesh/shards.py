@@ -40,7 +40,7 @@ def take_shard(
 ) -> torch.Tensor:
     """The contiguous shard of a global tensor that the device at `coordinates` holds.
 
-    Shards have no padding, so those of an uneven dim differ in shape. On an axis that is unreduced
+    Shards have no padding, so shards of an uneven dim differ in shape. On an axis that is unreduced
     by a sum, coordinate 0 gets the values, and the others zeros.
     """
     shape = tensor.shape

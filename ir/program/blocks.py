@@ -56,7 +56,7 @@ class Blocks:
 
 
 def shared_modules(a: str, b: str) -> int:
-    """Count the enclosing modules that two paths share: 1 of `heads.a` and `heads.b`."""
+    """Count the enclosing modules that two paths share: 1 for `heads.a` and `heads.b`."""
     pairs = zip(a.split("."), b.split("."), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) if a and b else 0
 
@@ -77,8 +77,8 @@ def blocks_of(program: Program) -> Blocks:
 
 
 def store_blocks(program: Program, paths: Iterable[str]) -> None:
-    """Store those modules at `paths` that have ops as the program's blocks. Nothing is stored if
-    the numbers in layers' names imply these blocks, as no pass changes the names."""
+    """Store the modules at `paths` as the program's blocks, except modules without ops. Stores
+    nothing if the numbers in layers' names imply these blocks, as no pass changes the names."""
     names = _used(Blocks(tuple(paths)), program)
     implied = _derived(program)
     if names != implied.names or (names and names != _numbered(program)):

@@ -70,7 +70,7 @@ class IterationSpace:
 
 
 def space_of(ops: Collection[Operation], escaping: Iterable[SSAValue]) -> IterationSpace | str:
-    """The space of a kernel that computes `ops` and writes `escaping`; else the reason for none."""
+    """The space of a kernel that computes `ops` and writes `escaping`, or why it has none."""
     members, written = [op for op in ops if isinstance(op, AtenOp)], list(escaping)
     space = _space_of(members, written)
     beside = computed_aside(members, written) if isinstance(space, str) else set[SSAValue]()
@@ -105,7 +105,7 @@ def computed_aside(members: Collection[AtenOp], written: Iterable[SSAValue]) -> 
 
 
 def ancestors(values: Iterable[SSAValue], members: Collection[Operation]) -> set[SSAValue]:
-    """Results of `members` from which `values` are computed, and `values` that are such results."""
+    """Results of `members` that `values` are computed from, including results in `values`."""
     inside = set(members)
     reached: set[SSAValue] = set()
     pending = list(values)

@@ -13,8 +13,8 @@ from shardweave.ir.program.staged import Run, StageMessage, StagePlaces, functio
 class ComingMessage:
     """A message from another coordinate on the stage axis. run, stage: the sender's.
 
-    seen: the number of the receiver's messages that the sender has received before it sends this
-    one. When this message arrives, the receiver knows that they have arrived.
+    seen: how many messages of the receiver the sender has received before it sends this one. When
+    this message arrives, the receiver knows that those have arrived.
     """
 
     run: Run
@@ -24,8 +24,8 @@ class ComingMessage:
 
 
 def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessage]]:
-    """List the messages that coordinate `place` of the stage axis receives in a step, in order, by
-    the sender's coordinate."""
+    """Map each sender's coordinate on the stage axis to the messages that coordinate `place`
+    receives from it in a step, in order."""
     places = StagePlaces.of(program)
     functions = functions_of(program)
     messages = {name: function.messages for name, function in functions.items()}

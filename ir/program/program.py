@@ -238,11 +238,11 @@ class Program:
 
     @property
     def is_local(self) -> bool:
-        """True if collectives are inserted and types are those of one rank."""
+        """True if collectives are inserted and types have the shapes of shards."""
         return LOCAL in self.module.attributes
 
     def set_local(self) -> None:
-        """Mark the program local: collectives are inserted and types are those of one rank."""
+        """Mark the program local: collectives are inserted, and types have the shapes of shards."""
         self.module.attributes[LOCAL] = builtin.UnitAttr()
 
     @property
@@ -298,7 +298,8 @@ def _call(function: str, program: Program) -> Any:
 def sharding_of(
     attribute: ShardingAttr | None, shape: tuple[int, ...], program: Program
 ) -> Sharding:
-    """The sharding that an attribute describes. shape: the value's shape in the program."""
+    """The sharding that an attribute describes; replicated if None. shape: global, or the shard's
+    in a local program."""
     mesh = program.mesh
     if attribute is None or mesh is None:
         return Sharding.replicated(len(shape))
@@ -306,14 +307,14 @@ def sharding_of(
 
 
 def shardings_of(op: Operation, program: Program) -> list[Sharding | None]:
-    """The sharding that each result of an op is annotated with; None for a result without
-    annotation. Raises ValueError, naming the op, if a sharding does not fit its result."""
+    """The annotated sharding of each result of an op, or None. Raises ValueError, naming the op,
+    if a sharding does not fit its result."""
     return _read(op, sharding_attrs_of(op), program)
 
 
 def wishes_of(op: Operation, program: Program) -> list[Sharding | None]:
-    """The sharding that a plan or a user asks of each result of an op; None where they ask for
-    none. Raises ValueError, naming the op, if a sharding does not fit its result."""
+    """The sharding that a plan or a user asks of each result of an op, or None. Raises ValueError,
+    naming the op, if a sharding does not fit its result."""
     return _read(op, wanted_attrs_of(op), program)
 
 

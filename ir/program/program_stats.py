@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 class CollectiveStats:
     """Collectives of one kind, over the same axes, in one phase.
 
-    count: messages. bytes: bytes of their operands on one rank. sent_bytes: what one rank
+    count: messages. bytes: bytes of their operands on one rank. sent_bytes: bytes that one rank
     sends for them with ring algorithms.
     """
 

@@ -102,7 +102,7 @@ class StageFunction(Program):
 
     @property
     def is_once(self) -> bool:
-        """True if it runs once in a step, not for each micro-batch."""
+        """True if the function runs once in a step, not for each micro-batch."""
         return self.direction in ONCE
 
     @property
@@ -121,7 +121,7 @@ class StageFunction(Program):
 
     @property
     def messages(self) -> list[StageMessage]:
-        """The messages that it sends and receives, in order."""
+        """The messages that the function sends and receives, in order."""
         return [
             StageMessage(True, op.to, op.message, op.value)
             if isinstance(op, SendOp)
@@ -132,8 +132,8 @@ class StageFunction(Program):
 
 
 class CopiedFunction(StageFunction):
-    """A function under the name of another stage, with that stage's messages and parameters. Its
-    ops are those of the function that it copies."""
+    """A function under the name of another stage, with that stage's messages and parameters. It
+    shares the ops of the function that it copies."""
 
     def __init__(
         self, like: StageFunction, name: str, messages: list[StageMessage], arguments: list[Slot]
@@ -155,7 +155,7 @@ class CopiedFunction(StageFunction):
 
 
 class CopiedStages(Program):
-    """A staged program to be priced: runs of stage functions, most of which are copies of those of
+    """A staged program to be priced: runs of stage functions, most of them copies of functions of
     `like`. The step itself has no ops."""
 
     def __init__(
@@ -235,7 +235,7 @@ def runs_of(program: Program) -> Sequence[Run]:
 
 
 def run_ops_of(program: Program) -> Iterator[tuple[RunOp, Run]]:
-    """The `dist.run` ops of a staged program in order, and what they say."""
+    """The `dist.run` ops of a staged program in order, each with its `Run`."""
     for op in program.ops:
         if isinstance(op, RunOp):
             yield op, Run.of(op)

@@ -116,9 +116,9 @@ class Proof:
 def prove(local: Program, *, against: Program) -> Proof:
     """Prove that `local` computes the same results as `against`, for all values.
 
-    local: the program of one rank, or of stages, if `against` is global; or both are of one kind.
+    local: a program of one rank or of stages, if `against` is global; else one of the same kind.
     Numbers are taken as real; factor rules and collectives are trusted as defined (docs/proof.md).
-    Takes time linear in the ops; for a staged program, in its functions' ops and its runs.
+    Takes time linear in the ops of all functions, plus the runs of a staged program.
 
     Raises ProofError, which names the first op that matches nothing in `against`, the expected
     value, and the likely cause.

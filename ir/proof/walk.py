@@ -207,7 +207,7 @@ class Walk:
         return (whole,)
 
     def _added_product(self, op: AtenOp, operands: tuple[Value, ...]) -> tuple[Value, ...] | None:
-        """Relate a product that is added to another value as the two ops that it stands for."""
+        """Relate a product with an addend as two ops: the product and the addition."""
         product = spec_of(op).product
         if product is None or not product.plain or product.addend is None:
             return None

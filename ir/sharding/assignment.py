@@ -103,7 +103,7 @@ class _Question:
             yield dict(zip(axes, combination, strict=True))
 
     def proposed(self) -> dict[str, dict[Seat, None]]:
-        """Collect, by axis, the seats that operands, goals and hints propose, and None."""
+        """Map each axis to the seats that operands, goals and hints propose, and None."""
         seats: dict[str, dict[Seat, None]] = {}
         for axis, seat in self._proposals():
             seats.setdefault(axis, {})[seat] = None
@@ -125,8 +125,8 @@ class _Question:
 
     @cached_property
     def _held_axes(self) -> frozenset[str]:
-        """Axes of the operands' first versions, of the goals and of the hints. An axis that only a
-        later version of an operand uses may be left out at no cost."""
+        """Axes of the operands' first versions, the goals and the hints. It costs nothing to drop
+        another axis, which only a later version of an operand uses."""
         held = frozenset(axis for axis, _, _ in self.hints)
         held = held.union(*(operand.versions[0].axes for operand in self.operands))
         return held.union(*(goal.axes for goal in self.goals if goal is not None))

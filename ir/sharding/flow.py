@@ -142,9 +142,9 @@ class Flow:
     def origin(self, value: SSAValue, wanted: Sharding) -> tuple[SSAValue, Sharding] | None:
         """Return a view's operand, and the operand's sharding that gives the view `wanted`.
 
-        None unless the operand is to be resharded in place of the view: that takes collectives, and
-        the operand has other uses that may need the same, as both gradients of a linear map read
-        the output's gradient.
+        None unless it pays to reshard the operand in place of the view: if this takes collectives,
+        and other uses of the operand may need the same sharding. (Both gradients of a linear map
+        read the output's gradient.)
         """
         if value not in self.views:
             return None

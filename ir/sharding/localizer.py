@@ -103,7 +103,7 @@ class Localizer:
         return self._add(dist.create_dist(kind, [value], [type_], **values))[0]
 
     def all_reduce(self, values: Sequence[SSAValue], axes: Sequence[str]) -> list[SSAValue]:
-        """Emit the sums of values over `axes`, in one message."""
+        """Emit one all-reduce of several values over `axes`."""
         types = [value.type for value in values]
         return self._add(dist.create_dist(dist.AllReduceOp, values, types, axes=list(axes)))
 

@@ -50,7 +50,7 @@ SAID = 3
 
 
 def notes_on_padding(program: Program) -> list[str]:
-    """Make a note on the share of padding in a propagated or local program's work, if any."""
+    """Return a note on the padding that a propagated or local program computes; [] if none."""
     mesh = program.mesh
     if mesh is None:
         return []
@@ -133,7 +133,7 @@ class Padding:
         return replace(form, operands=values)
 
     def _fill(self, form: Localizer, value: SSAValue, place: _Place, identity: float) -> SSAValue:
-        """A value with the padding of dim `place.dim` set to `identity`."""
+        """Set a value's padding in dim `place.dim` to `identity`."""
         zero = self.zero.get(value, frozenset())
         if identity == 0 and place.dim in zero:
             return value
@@ -145,7 +145,7 @@ class Padding:
         return self._masked[key]
 
     def note(self, form: Localizer, rule: Rule, made: Sequence[SSAValue]) -> None:
-        """Record the dims in which the padding of an op's local results, `made`, is 0."""
+        """Record in which dims the padding of `made`, an op's local results, is 0."""
         uneven = _uneven(form)
         if not uneven:
             return
@@ -171,7 +171,7 @@ class Padding:
 
 @dataclass(frozen=True)
 class _Place:
-    """One dim of a value, with the value's sharding and global shape."""
+    """Index of a dim, with the sharding and global shape of its value."""
 
     dim: int
     sharding: Sharding

@@ -52,7 +52,7 @@ def _seeds(op: Operation) -> Iterator[SSAValue]:
 
 
 def _alike(op: Operation) -> Iterator[list[SSAValue]]:
-    """Yield groups of an op's operands and results: if one is ragged, its whole group is."""
+    """Yield groups of an op's operands and results that are ragged together."""
     if isinstance(op, FetchRowsOp):
         yield [op.operands[1], op.results[0]]
     elif isinstance(op, AddRowsOp):

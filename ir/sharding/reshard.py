@@ -42,7 +42,7 @@ class UnreachableSharding(ValueError):
 
 @dataclass
 class _Search:
-    """The sharding reached so far, and the steps that led there."""
+    """State of a search: the sharding reached so far, and the steps to it."""
 
     shape: tuple[int, ...]
     source: Sharding
@@ -78,7 +78,7 @@ class _Search:
             self.join_parts(*self.steps[-2:])
 
     def join_parts(self, first: ReshardStep, second: ReshardStep) -> None:
-        """Replace two messages over parts of one axis by one over both, if it does the same."""
+        """Merge two messages over parts of one axis into one over both, if the effect is equal."""
         kind, axes = first.op, tuple(sorted(first.axes + second.axes, key=self.mesh.names.index))
         is_alike = kind is second.op and issubclass(kind, dist.CollectiveOp)
         if not is_alike or len({whole_axis(axis) for axis in axes}) > 1:

@@ -41,8 +41,8 @@ def _stands_right(op: Operation) -> bool:
 
 
 def is_known_right(op: Operation) -> bool:
-    """True if an op's types and properties are those of a verified ATen op. This lookup is much
-    faster than `problem_of_op`."""
+    """True if an ATen op with the same type and property objects was verified before. This lookup
+    is much faster than `problem_of_op`."""
     return _as_it_stands(op) in _right_as_they_stand and _stands_right(op)
 
 
@@ -83,8 +83,8 @@ def _problem_of_types(op: AtenOp) -> str | None:
 
 
 def problems_of_rows(program: Program) -> Iterator[tuple[str, Operation]]:
-    """Find ops whose number of rows, blocks or parts differs from that of the `row_bounds` op that
-    they read. Yields (problem, op). Takes time linear in the ops."""
+    """Find ops that differ in number of rows, blocks or parts from the `row_bounds` op that they
+    read. Yields (problem, op). Takes time linear in the ops."""
     for op in program.function.body.block.ops:
         if not isinstance(op, AtenOp) or op.name != ROW_BOUNDS:
             continue

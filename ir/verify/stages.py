@@ -101,7 +101,7 @@ def _messages(reads: Mapping[str, _Read]) -> Iterator[tuple[str, Place]]:
 
 
 def _form(value: SSAValue, read: _Read) -> tuple[object, ShardingAttr | None]:
-    """Type and sharding of a value; for a kernel's result, those of the value that it yields."""
+    """Type and sharding of a value; for a kernel's result, of the value that the kernel yields."""
     while isinstance(value, OpResult) and isinstance(value.op, FusedOp):
         value = value.op.yielded[value.index]
     if isinstance(value, OpResult):

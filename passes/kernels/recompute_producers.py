@@ -35,9 +35,9 @@ LAUNCH_BYTES = 1 << 20
 
 
 def _compute_masks_early(program: Program) -> None:
-    """Move masks and small integer ops up to the first op of equal key (`keys_of_ops`) before which
-    their operands exist. A kernel that reads them can then run before a library call that reads
-    another of its results, although they were computed after that call."""
+    """Move masks and small integer ops before the first op with their key (`keys_of_ops`), if their
+    operands exist there. A kernel that reads such a mask can then run before a library call that
+    reads another of its results, even if the mask was computed after that call."""
     places: dict[Operation, float] = {op: place for place, op in enumerate(program.ops)}
     begins: dict[tuple[object, ...], Operation] = {}
     for op, key in list(keys_of_ops(program)):
@@ -79,7 +79,7 @@ class _Recomputed:
     saved_bytes: int = 0
 
     def read_bytes(self, source: SSAValue) -> int:
-        """Bytes of `source` that a unit reads; for a table, at most those of the rows looked up."""
+        """Bytes of `source` that a unit reads; of a table, at most the bytes of rows looked up."""
         lookups = [op for op in self.chain if spec_of(op).is_lookup]
         tables = {layout_source(op.operands[0]): op.results[0] for op in lookups}
         taken = tables.get(source)
@@ -111,7 +111,7 @@ class _Recomputed:
 
 
 class _Cloning:
-    """Clones of a chain of ops, which are inserted before one op."""
+    """Clones ops of a chain, and inserts the clones before one op."""
 
     def __init__(self, stored: set[SSAValue], before: Operation) -> None:
         self.stored = stored
@@ -184,7 +184,7 @@ def _readings(value: SSAValue) -> Iterator[_Reading]:
 
 
 def _walk(value: SSAValue, home: Unit, plan: _Recomputed) -> set[SSAValue]:
-    """Fill in `plan.chain` and `plan.stored`; returns the values that are stored only for it."""
+    """Fill in `plan.chain` and `plan.stored`; returns the values that only the plan stores."""
     newly_stored: set[SSAValue] = set()
     pending = [value]
     while pending:

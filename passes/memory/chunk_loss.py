@@ -215,7 +215,7 @@ def _even(size: int, chunks: int) -> list[tuple[int, int]]:
 
 
 class _CannotCutError(ValueError):
-    """Error: an op cannot be sharded by rows. parts: (size, stride) of factors that might fit."""
+    """Raised if an op cannot run on chunks of rows. parts: (size, stride) of factors to try."""
 
     def __init__(self, op: Operation, why: str, parts: Iterable[tuple[int, int]] = ()) -> None:
         self.parts = tuple(parts)
@@ -335,7 +335,7 @@ class _Chunks:
     def _factors(
         self, op: Operation, rule: Rule, known: Mapping[SSAValue, object]
     ) -> list[DimSharding]:
-        """Placements of the chunk axis on an op's factors, from those of its known values."""
+        """Placements of the chunk axis on an op's factors, derived from its known values'."""
         factors: list[DimSharding] = [()] * len(rule.factors)
         pairs = zip((*rule.operands, *rule.results), (*op.operands, *op.results), strict=True)
         for dims, value in pairs:
@@ -351,8 +351,7 @@ class _Chunks:
         return factors
 
     def _parts(self, rule: Rule, dims: Dims, value: SSAValue) -> Iterator[tuple[int, int]]:
-        """Yield (size, stride in the logits) of each unsharded factor of the dim of rows of
-        `value`."""
+        """Yield (size, stride in the logits) of each unsharded factor in the rows of `value`."""
         held = rule.factors_of(dims, self.old[value].dims)
         if held is None:
             return
@@ -479,7 +478,7 @@ class ChunkLossPass(PassOnProgram):
         if self.chunks < 1:
             raise ValueError(f"chunks={self.chunks}; use chunks >= 1.")
         if CHUNKS in program.needed_mesh().names:
-            raise ValueError(f"the mesh {program.mesh} has an axis '{CHUNKS}' already.")
+            raise ValueError(f"the mesh {program.mesh} has an axis '{CHUNKS}' already; rename it.")
         made = _cut_loss(program, self.chunks)
         if made != self.chunks:
             note(

@@ -49,8 +49,8 @@ Cut = tuple[DimSharding, ...]
 
 @dataclass(frozen=True)
 class _Blocks:
-    """An op's shardings over the turns. read: of its operands. made: of its result; None if the
-    turns' results are terms of a sum."""
+    """Shardings over the turns of an op's operands (`read`) and of its result (`made`; None if the
+    turns' results are terms of a sum)."""
 
     read: tuple[Cut, ...]
     made: Cut | None
@@ -327,7 +327,7 @@ def decompose(program: Program, patterns: Collection[str]) -> int:
 
 
 def _operands_first(ops: Sequence[Operation]) -> Iterable[Operation]:
-    """Move each op that stands after a reader of its results up, before that reader."""
+    """Move each op that comes after a reader of its results before this reader."""
     order: dict[Operation, None] = {}
     for op in ops:
         stack = [op]

@@ -86,7 +86,7 @@ class DeleteRedundantCollectivesPass(PassOnProgram):
     all-gather of a weight). With `budget` (bytes on one device, beyond what is kept already)
     the collectives that save most traffic per byte kept go first. `kind`, such as `all_gather`,
     leaves all others as they are (AxoNN keeps gathered weights alone). What was kept and saved is
-    logged, and stands in `Program.stats()`.
+    logged, and is in `Program.stats()`.
 
     Requires: a local program before `start-collectives`. Ensures: numerics unchanged, bit
     for bit. Takes time linear in the ops.

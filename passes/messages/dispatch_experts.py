@@ -155,7 +155,7 @@ def _site(
     table: SSAValue,
     mesh: Mesh,
 ) -> Iterator[_Site]:
-    """Yield the site of `users`, if each reads or adds only rows of the device's own groups."""
+    """Yield a site for `users` if all of them read or add only rows of the device's own groups."""
     if not users or not _is_of_plain_rows(whole) or len(shape_of(table)) < 2:
         return
     own = [_own_rows(user, table) for user in users]
@@ -174,7 +174,7 @@ def _is_of_plain_rows(whole: Sequence[dist.DistOp]) -> bool:
 
 
 def _own_rows(op: Operation, table: SSAValue) -> AtenOp | None:
-    """The op that slices the device's row numbers for `op`, a lookup or sum; None otherwise."""
+    """The op that gives `op`, a lookup or sum, the device's own row numbers; None otherwise."""
     if not isinstance(op, AtenOp) or len(op.operands) != 2:
         return None
     is_lookup = op.name == "aten.index.Tensor" and op.operands[0] is table
@@ -189,6 +189,6 @@ def _own_rows(op: Operation, table: SSAValue) -> AtenOp | None:
 
 
 def _places(axes: Sequence[str], rows: Sequence[str], mesh: Mesh) -> list[int]:
-    """For each position along `axes`, the position along `rows`, which permutes the same axes."""
+    """Map each rank's position on `axes` to its position on `rows`, the same axes reordered."""
     sizes = (range(mesh.size(axis)) for axis in axes)
     return [mesh.position(rows, dict(zip(axes, at, strict=True))) for at in product(*sizes)]

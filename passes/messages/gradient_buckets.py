@@ -136,7 +136,7 @@ def _last_reductions(program: Program) -> list[dist.DistOp]:
 
 
 def _put_casts_behind(members: Sequence[dist.DistOp]) -> None:
-    """Move the casts of members' results behind the last member, where the joined op will stand."""
+    """Move casts of the members' results after the last member, the joined op's position."""
     for value in [value for member in reversed(members) for value in reversed(member.results)]:
         cast = _at_end(value)
         if cast is not value and isinstance(cast.owner, Operation):
@@ -145,7 +145,7 @@ def _put_casts_behind(members: Sequence[dist.DistOp]) -> None:
 
 
 def _at_end(value: SSAValue) -> SSAValue:
-    """The value to which `reduce-in` casts a reduced value; else the reduced value itself."""
+    """The result of a reduced value's cast, if `reduce-in` added one; else the value itself."""
     users = [use.operation for use in value.uses]
     is_cast = len(users) == 1 and spec_of(users[0]).view == "cast"
     return users[0].results[0] if is_cast else value

@@ -97,11 +97,10 @@ def merge_group(members: Sequence[dist.DistOp]) -> None:
 class MergeCollectivesPass(PassOnProgram):
     """Join all-reduces over the same axes into one message with several operands.
 
-    An all-reduce joins the open bucket of its axes, reduction, dtype and sub-batch; the bucket
-    is sent where its last member stood, so a member's result is available later, never earlier.
-    It closes when some member's result is first used, or when it would exceed `bucket_bytes`
-    (default 25 MiB). Gradients, used by nothing but the return, so become one message per
-    bucket.
+    An all-reduce joins the open bucket of its axes, reduction, dtype and sub-batch. A bucket is
+    closed before the first use of a member's result, or if it would exceed `bucket_bytes` (default
+    25 MiB), and is sent at its last member's position. Gradients that are only returned thus
+    become one message per bucket.
 
     Requires: a local program. Ensures: numerics unchanged; at most as many messages. Linear.
     """

@@ -76,8 +76,7 @@ def _reduction_of(value: SSAValue) -> dist.AllReduceOp | None:
 
 
 def _total_of(value: SSAValue) -> SSAValue:
-    """The value before the cast, if `value` is a cast (`reduce-in` sums in another dtype); else
-    `value` itself."""
+    """The operand of `value` if it is a cast (`reduce-in` adds casts); else `value` itself."""
     op = value.owner
     return op.operands[0] if isinstance(op, AtenOp) and spec_of(op).view == "cast" else value
 

@@ -23,7 +23,7 @@ from shardweave.ir.dialects.types import num_elements, shape_of, tensor_type_of,
 
 
 def join_scatters(members: Sequence[dist.ReduceScatterOp]) -> None:
-    """Join reduce-scatters into one, where the last stands; row i of its operand goes to rank i."""
+    """Join reduce-scatters into one at the last's place; row i of its operand goes to rank i."""
     members = _with_elements(members)
     if len(members) <= 1:
         return
@@ -41,7 +41,7 @@ def join_scatters(members: Sequence[dist.ReduceScatterOp]) -> None:
 
 
 def join_gathers(members: Sequence[dist.AllGatherOp]) -> None:
-    """Join all-gathers into one, where the first stands; slices of its result replace theirs."""
+    """Join all-gathers into one at the first's place; slices of its result replace theirs."""
     members = _with_elements(members)
     if len(members) <= 1:
         return

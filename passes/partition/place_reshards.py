@@ -142,7 +142,7 @@ class _Placing:
         ]
 
     def _define(self, original: AtenOp, op: Operation, shardings: Sequence[Sharding]) -> None:
-        """Record that `op`, the original or a copy of it, gives its results in `shardings`."""
+        """Annotate `op`, the original or a copy, and record the shardings of its results."""
         shapes = [shape_of(result) for result in original.results]
         set_shardings(op, shardings, shapes)
         self.flow.define(original, shardings)
@@ -163,7 +163,7 @@ class _Placing:
     # Stored weights
 
     def _bring(self, value: SSAValue, user: Operation) -> None:
-        """Make a stored weight, or a view of one, available before `user`, unless it is already."""
+        """Gather a stored weight, or repeat a view of one, before `user`, if it is freed."""
         if not self.weights.lacks(value):
             return
         outer, self.is_made_again = self.is_made_again, self.weights.is_made_again(value)
@@ -276,7 +276,7 @@ class _Placing:
         return self._viewed(value, self._existing(self.flow.views[value][1], source), version)
 
     def _viewed(self, value: SSAValue, operand: SSAValue, version: Sharding) -> SSAValue:
-        """A version of a view's result, made from the right version of its operand."""
+        """Repeat a view on a version of its operand; returns the new version of its result."""
         view = value.owner
         assert isinstance(view, AtenOp)
         copy = self._copy(view, [operand])
@@ -313,7 +313,7 @@ class _Placing:
 
 
 def _sum_of(sharding: Sharding) -> str:
-    """`a sum pending over tensor`."""
+    """Describe an unreduced sharding: `a sum pending over tensor`."""
     kind = "sum" if sharding.reduction == "sum" else "maximum"
     return f"a {kind} pending over {', '.join(sharding.unreduced)}"
 

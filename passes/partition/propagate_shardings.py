@@ -196,7 +196,7 @@ class Propagation:
         return True
 
     def _spoils_larger(self, op: AtenOp, index: int, assignment: Assignment) -> bool:
-        """True if `assignment` shards a larger result, such as a norm's output, as no use wants."""
+        """True if `assignment` shards a larger result, as of a norm, in a way that no use wants."""
         size = prod(shape_of(op.results[index]))
         return any(
             prod(shape_of(result)) > size

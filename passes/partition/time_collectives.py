@@ -28,8 +28,8 @@ from shardweave.ir.mesh.mesh import Mesh
 class CollectiveStep:
     """A step of a collective: over one of its time axes, or over some of its space axes.
 
-    cut, gathered: factors by which the step's blocks are longer than the collective's, along the
-    dim that it shards and along the dim that it gathers.
+    cut, gathered: the step's block length divided by the collective's, along the dim that it shards
+    and the dim that it gathers.
     """
 
     axes: tuple[str, ...]
@@ -41,7 +41,7 @@ def effect_of(op: dist.DistOp) -> Effect:
     """The effect of a collective over time axes. Raises ValueError if its class defines none."""
     if op.effect is None:
         raise ValueError(
-            f"{describe(op)} communicates over a time axis (sub-batches), but its class does not "
+            f"{describe(op)} communicates over an axis of sub-batches, but its class does not "
             "define `effect`; define it, or use a plan without sub-batches."
         )
     return op.effect
@@ -82,8 +82,8 @@ def place_of_rank(
     weights: Iterable[tuple[str, int]],
     total: SSAValue | None = None,
 ) -> SSAValue | None:
-    """Emit the sum of this rank's coordinates on axes, times their weights, plus `total` if given.
-    `add` inserts each new op. Returns None if there are neither axes nor `total`."""
+    """Emit `total` plus the weighted sum of this rank's coordinates on axes. weights: (axis,
+    weight) pairs. add: inserts each new op. Returns None if there are neither axes nor `total`."""
     for axis, weight in weights:
         index = add(dist.create_dist(dist.ShardIndexOp, [], [_SCALAR], axes=[axis]))
         part = weighted(add, index, weight)

@@ -99,8 +99,8 @@ class _Unroller:
     def _once(
         self, keys: Mapping[Coordinate, _Key], make: Callable[[_Key], _Made]
     ) -> dict[Coordinate, _Made]:
-        """Call `make` once for each distinct key; returns its result for each sub-batch. If keys
-        differ, ops that `make` adds are annotated with the first sub-batch of the key."""
+        """Call `make` once for each distinct key; returns its result by sub-batch. If keys differ,
+        `copy` of the ops that `make` adds is the first sub-batch with the key."""
         made: dict[_Key, _Made] = {}
         varies = len(set(keys.values())) > 1
         for coordinate, key in keys.items():
@@ -287,7 +287,7 @@ class _Unroller:
 
 
 def scaled_without(sharding: Sharding, names: Collection[str]) -> Sharding:
-    """The sharding of a sub-batch's copy: without time axes `names`, with its smaller strides."""
+    """The sharding of a sub-batch's copy: drops the time axes `names`, which divides strides."""
     dims: list[DimSharding] = []
     first = dict.fromkeys(names, 0)
     for dim in sharding.dims:

@@ -95,7 +95,7 @@ def estimate(
 
 
 def boundaries(volumes: Floats, seconds_per_unit: Floats) -> Floats:
-    """Seconds to send if a cut is before each layer: stage boundaries x (layers + 1)."""
+    """Seconds that a cut before each layer takes to send: stage boundaries x (layers + 1)."""
     after = np.concatenate([[0.0], volumes])
     return np.multiply.outer(seconds_per_unit, after)
 

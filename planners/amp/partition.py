@@ -132,8 +132,8 @@ def _stage_times(prefix: Floats, kinds: Sequence[int], least: float, most: float
 
 
 def _first_feasible(problem: Problem, program: _WindowProgram, sums: Floats) -> int:
-    """Index of the smallest sum with which greedy cutting succeeds. Greedy stages reach at least as
-    far as any others, so that a sum with which they fail is infeasible."""
+    """Index of the smallest sum with which greedy cutting succeeds. No other cutting succeeds with
+    a smaller sum, since greedy stages reach at least as far as any others."""
     prefixes = [prefix.tolist() for prefix in program.prefix]
     limits = [None] * len(problem.kinds) if problem.first is None else problem.first.tolist()
     slack = program.slack
@@ -220,7 +220,7 @@ class _WindowProgram:
         return least, (0, *reversed(cuts))
 
     def _windows(self, bound: float) -> Ints:
-        """For each stage and end, the earliest start with which the stage is within the bound."""
+        """For each stage and end, the earliest start that keeps the stage within the bound."""
         if math.isinf(bound):
             return self._floor
         lows = [earliest(prefix, bound + self.slack) for prefix in self.prefix]

@@ -140,8 +140,8 @@ def _fastest(
     limit: Deadline,
 ) -> tuple[Plan, str]:
     """The fastest of `plans` by simulation, and why. shared: variants with micro-batches in
-    proportion to speed, by index of the plan. Its candidates are all `estimated` plans; those that
-    are not simulated come last."""
+    proportion to speed, by index of the plan. Its candidates are all `estimated` plans, the
+    simulated ones first."""
     tried = [(index, "", plan) for index, plan in enumerate(plans)]
     tried += [(index, ", micro-batches in proportion", plan) for index, plan in shared.items()]
     simulated = list(limit.each(lambda trial: predict_plan(lowerings, trial[2], cluster), tried))
@@ -181,8 +181,8 @@ def _runs_in_turn(strategy: Strategy, profile: ProgramProfile) -> bool:
 def _why_joined(
     program: Program, profile: ProgramProfile, cluster: Cluster, wanted: Sequence[Strategy]
 ) -> str:
-    """Explain why no plan has micro-batches in stages, if they cannot run one by one; checked only
-    if some strategy has them."""
+    """Explain why micro-batches cannot run one by one through stages; empty if they can, or if no
+    strategy needs it."""
     is_mixed = len({node.device for node in cluster.nodes}) > 1
     if not is_mixed and not any(_runs_in_turn(s, profile) for s in wanted):
         return ""
@@ -200,9 +200,9 @@ def _tensor_degrees(
         devices = math.prod(sizes.values())
         if devices != cluster.num_devices or not degrees:
             raise PlanError(
-                f"mesh {dict(sizes)} has {devices} devices, but planner 'amp' uses all "
-                f"{cluster.num_devices} devices of cluster '{cluster.name}', at a tensor degree "
-                f"that divides {whole}; give such a mesh, or none."
+                f"mesh {dict(sizes)} does not suit planner 'amp'; give a mesh of all "
+                f"{cluster.num_devices} devices of cluster '{cluster.name}', with a tensor degree "
+                f"that divides {whole}, or no mesh."
             )
         return degrees
     return [n for n in degrees if n <= (max_tensor or n)]

@@ -168,11 +168,11 @@ def _nothing_fits(model: LayeredModel, links: ClusterArrays, grids: dict[Strateg
 
 
 def best_cuts(model: LayeredModel, strategy: Strategy, costs: StageCosts) -> Estimate | None:
-    """Find the cuts of least time including the all-reduce of gradients, exactly; None if none fit.
+    """Find the cuts with the fastest step, gradients' all-reduce included; exact; None if none fit.
 
-    The slowest all-reduce is bounded ever more tightly: a bound shortens the stages, and once their
-    time and the least possible all-reduce exceed the best step so far, no tighter bound can win.
-    Solves one partition for each bound: O(k L^2) at worst, usually two or three.
+    Each round finds the cuts with the fastest pipeline whose all-reduce is faster than the last
+    round's. The search ends once the pipeline and the least possible all-reduce take longer than
+    the best step so far. Takes O(k L^2) rounds at worst, usually two or three.
     """
     best: Estimate | None = None
     problem = costs.problem
@@ -269,8 +269,7 @@ def with_shares(
 def _seconds_of_replicas(
     placed: Placed, model: LayeredModel, links: ClusterArrays
 ) -> list[list[float]]:
-    """By stage, the seconds of a micro-batch on each replica, which are those of its slowest
-    device."""
+    """By stage, the seconds of a micro-batch on each replica: on its slowest device."""
     strategy, times = placed.estimate.strategy, list[list[float]]()
     for stage, (left, right) in zip(placed.grid, pairwise(placed.estimate.cuts), strict=True):
         seconds: list[float] = []

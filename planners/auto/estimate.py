@@ -122,8 +122,8 @@ class Estimator:
         return max(0.0, 1 - 2 / max(1.0, blocks)) * away * self._pieces_kept(point)
 
     def host_bytes(self, point: JointPoint) -> float:
-        """Bytes of optimizer states on the fullest stage, which the host may keep. 0 if a device
-        type has no bandwidth to its host."""
+        """Bytes of the fullest stage's optimizer states, which can be kept on the host. 0 if a
+        device type has no bandwidth to its host."""
         return self._states(point, self.cost_of(point))["optimizer"] if self._has_host else 0.0
 
     @cached_property
@@ -132,7 +132,7 @@ class Estimator:
         return all(device.host_bandwidth_bytes_s for device in devices)
 
     def _pieces_kept(self, point: JointPoint) -> float:
-        """Factor from the bytes that all blocks keep for one piece to a stage's for its pieces."""
+        """Bytes that a stage keeps for its pieces, divided by those of all blocks for one piece."""
         in_flight = float(min(point.stages, point.micro_batches))
         if point.pipeline == "gpipe":
             in_flight = point.micro_batches
@@ -191,7 +191,7 @@ class Estimator:
         return inside - hidden
 
     def _slowest_share(self, point: JointPoint, cost: PieceCost) -> float:
-        """Share of both passes' seconds in the slowest stage, for stages as even as possible."""
+        """The slowest stage's share of both passes' seconds, for stages as even as possible."""
         rows = self.reader.batch // point.pieces
         share = recomputed_share(point, cost)
         key = point.cut, rows, point.recompute, share, point.stages
@@ -248,7 +248,7 @@ class Estimator:
 
     def _once(self, point: JointPoint, size: float) -> tuple[float, float]:
         """Seconds to reduce-scatter or all-gather a stage's parameters over its replicas once, and
-        the seconds that each message takes regardless of its bytes."""
+        seconds of a message without bytes."""
         again = () if self._is_divided(point) else (REPLICA_AXIS, CONTEXT)
         rings = [
             (part, self._ring(point, (*axes, *again))) for part, axes, _ in self._parts(point, size)
@@ -356,8 +356,8 @@ def filled(each_s: float, stages: int, micro_batches: int) -> float:
 
 
 def bottleneck(times: Sequence[float], stages: int) -> float:
-    """The least maximal sum when `times` are cut into at most `stages` contiguous groups, to a
-    thousandth; by bisection over greedy cuts."""
+    """The slowest group's time if `times` are cut into at most `stages` contiguous groups as evenly
+    as possible, to a thousandth; by bisection over greedy cuts."""
     low, high = max(max(times, default=0.0), sum(times) / stages), sum(times)
     if stages == 1:
         return high

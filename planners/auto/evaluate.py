@@ -120,9 +120,9 @@ class Evaluator:
 def extrapolated(few: Predicted, more: Predicted, times: float) -> Predicted:
     """Extrapolate a step linearly: `more` plus `times` the difference between `more` and `few`.
 
-    Exact if every further block adds the same. Exposed communication never falls below that of
-    `more`: more blocks may hide it better (for example a few large buckets), so that a line would
-    soon be negative.
+    Exact if every further block adds the same. Exposed communication never falls below `more`'s:
+    more blocks may hide it better (for example a few large buckets), so that a line would soon be
+    negative.
     """
 
     def beyond(less: float, greater: float) -> float:

@@ -214,8 +214,8 @@ class JointSearch:
                 self._least_s = min(self._least_s, estimate.time_s)
 
     def _waits(self, point: JointPoint) -> bool:
-        """True if a deep model's point is put off because its twin is too slow by its estimate. The
-        twin is a similar point that sends as much, computes no more, and needs no own partition."""
+        """True to postpone a deep model's point because its twin's estimate is too slow. The twin
+        is a similar point that sends as much, computes no more, and needs no own partition."""
         limit_s = self.best[1].time_s if self.best else self._least_s
         if not self.evaluator.depths.is_deep or math.isinf(limit_s):
             return False

@@ -57,7 +57,7 @@ def sorted_values(values: dict[str, None]) -> list[str]:
 
 
 def over_own(search: JointSearch, best: Candidate) -> Iterator[str]:
-    """Yield by how much another planner's plan is faster than the fastest point of `auto`."""
+    """Yield how much faster another planner's plan is than the fastest point of `auto`, and why."""
     own = next(((point, p) for point, p in search.seen if p.fits), None)
     if own is None:
         yield f"{best.name} fits, and no point of the joint space that was simulated does"

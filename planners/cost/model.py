@@ -267,7 +267,7 @@ WIDEST_BYTES = 16
 
 def _alignment(op: Operation) -> int:
     """Largest power of two, at most `WIDEST_BYTES`, that divides the bytes of every matrix row of a
-    16-bit matrix product; `WIDEST_BYTES` for other ops. Rows are those in memory, before any
+    16-bit matrix product; `WIDEST_BYTES` for other ops. Rows are rows in memory, before any
     transpose."""
     product = spec_of(op).product
     if product is None or op.name == "aten.convolution":

@@ -58,7 +58,7 @@ class BlockWork:
 
     @property
     def plan_names(self) -> tuple[str, ...]:
-        """Names by which a plan refers to the block: its own, or those of its layers."""
+        """Names by which a plan refers to the block: its own, or its layers' names."""
         return (self.name,) if self.is_repeated else self.layers
 
 

@@ -209,8 +209,8 @@ class ApplyPlanPass(PassOnProgram):
     input) are gathered before use, as in FSDP. A pattern applies to parameters with as many dims as
     its sharding.
 
-    A plan whose axes factor those of the program's mesh (tensor.0=2,tensor.1=2 for tensor=4)
-    refines it.
+    A plan whose axes factor the axes of the program's mesh (tensor.0=2,tensor.1=2 for tensor=4)
+    refines the mesh.
 
     Requires: a global program before `propagate-shardings` that has what the plan names.
     Ensures: arguments named by the plan carry `dist.sharding` (and `dist.used`), layer outputs

@@ -28,8 +28,8 @@ from shardweave.planners.structure.structure import parallel_pairs
 class ExpertCut:
     """Shardings of parameters over the expert axis.
 
-    stacked: for each linear map whose output features are those of several experts, one expert
-    after another, the number of experts.
+    stacked: for each linear map whose output features belong to several experts, one expert after
+    another, the number of experts.
     """
 
     parameters: dict[SSAValue, Cut] = field(default_factory=dict[SSAValue, Cut])
@@ -82,7 +82,7 @@ def _is_of_experts(linear: LinearMap) -> bool:
 
 def _expert_maps(program: Program, axis: str, size: int) -> Iterator[tuple[LinearMap, int]]:
     """Yield the linear maps of experts, each with the number of features on the first device. The
-    `produced` factor of these maps is that of the experts."""
+    `produced` factor of these maps is the experts' factor."""
     for m in linear_maps(program):
         if not _is_of_experts(m) or _experts(m) < size:
             continue

@@ -55,11 +55,11 @@ def with_dim(
 
 
 def sequence_cut(program: Program, mesh: Mesh, axis: str, parts: int = 1) -> SequenceCut:
-    """Shard a program's sequences over `axis`: those of embeddings and of fused attention.
+    """Shard the sequences of a program's embeddings and fused attention over `axis`.
 
     Causal attention gets stripes, position p on device p % n, so that all devices have the same
     work up to one row (Brandon et al. 2023, Striped Attention). So does attention that merges
-    several parts of the keys, of which every device must hold a piece. Other sequences get
+    several parts of the keys, as every device must hold a piece of each part. Other sequences get
     contiguous shards. A length that does not divide stays replicated, with a note.
 
     Raises ValueError for fewer than one part.

@@ -29,7 +29,7 @@ class ProgramBlock:
     """A block of a program.
 
     enters: the value that the block gets from the previous one; for the first block, the input of
-    its first pair, or that pair's products. gradient: gradient of the block's output, which the
+    its first pair, or the pair's products. gradient: gradient of the block's output, which the
     next block's backward pass computes; None for the last block, or if it cannot be identified.
     """
 
@@ -105,7 +105,8 @@ def _spans(pairs: Sequence[Pair], places: dict[AtenOp, int]) -> list[tuple[int, 
 def _boundaries(
     forward: Sequence[AtenOp], activations: set[SSAValue], spans: Sequence[tuple[int, int]]
 ) -> tuple[list[tuple[int, SSAValue]], tuple[SSAValue, ...]]:
-    """Boundaries between pairs: (index of op, only value used later); the first block's input."""
+    """Boundaries between pairs, as (index of the last op before, the one value that later ops
+    read); also the value that enters the first pair, if there is one."""
     single = dict(_single_crossings(forward, activations))
     boundaries: list[tuple[int, SSAValue]] = []
     end = spans[0][1]
@@ -129,7 +130,7 @@ def _single_crossings(
 def _crossings(
     ops: Sequence[AtenOp], tracked: set[SSAValue]
 ) -> Iterator[tuple[int, dict[SSAValue, None]]]:
-    """Yield each op's index and one reused dict: tracked values used later (views' bases)."""
+    """Yield each op's index and the set of tracked storages read later: a dict, reused."""
     last = {
         storage_of(value): place
         for place, op in enumerate(ops)
@@ -153,9 +154,9 @@ def _number_backward(
     activations: set[SSAValue],
     numbers: dict[Operation, int],
 ) -> None:
-    """Assign each backward op to the block whose activations it reads, the last if several: a
-    block's output is also read by the next block's backward pass. An op that reads only gradients
-    belongs to the earliest block of these."""
+    """Assign each backward op to the last block whose activations it reads, as the next block's
+    backward pass reads a block's output too. An op that reads only gradients belongs to the
+    earliest block that computed one."""
     owners: dict[SSAValue, set[int]] = {}
     for slot in program.arguments:
         if slot.kind == "param":

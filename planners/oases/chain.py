@@ -48,8 +48,7 @@ class DegreeOption:
     sync_s: float = 0.0
 
     def in_step(self, kept: int, micro_batches: int) -> DegreeOption:
-        """The option for one of a step's micro-batches, of which the device keeps `kept` at
-        once."""
+        """The option's costs for one micro-batch; the device keeps `kept` micro-batches at once."""
         return replace(self, kept_bytes=kept * self.kept_bytes, sync_s=self.sync_s / micro_batches)
 
 
@@ -65,11 +64,11 @@ class ChainBlock:
 class Chain:
     """Blocks in the order of the forward pass, and the costs of changing degree between them.
 
-    gather_s[i][a][b]: seconds of the all-gather between block i at its choice a and block i + 1 at
-    its choice b, in the forward pass if the degree grows, in the backward pass if it shrinks (the
-    other direction takes a slice, which is free); not read if the degrees are equal.
-    starts: index of the first block of each pipeline stage; costs are then of one micro-batch, but
-    kept_bytes of all that a stage keeps at once. A change of degree between stages costs nothing.
+    gather_s[i][a][b]: seconds of the all-gather between block i with option a and block i + 1 with
+    option b; not read if their degrees are equal. If the degree grows, the forward pass gathers; if
+    it shrinks, the backward pass. The other pass takes a slice, which is free. starts: index of the
+    first block of each pipeline stage. With stages, costs are those of one micro-batch, kept_bytes
+    those of all micro-batches in flight, and a change of degree between stages costs nothing.
     """
 
     blocks: tuple[ChainBlock, ...]
@@ -113,8 +112,8 @@ class ChainCosts:
 
     The time of a path a_0 .. a_k is sum_i unary_s[i][a_i] + sum_i edge_s[i][a_i][a_i+1], and its
     memory is sum_i memory_bytes[i][a_i]. With stages, each has such sums. The path's time is then
-    that of 1F1B, all stages plus the slowest once for each further micro-batch, and its memory is
-    the largest of a stage.
+    1F1B's, all stages plus the slowest once for each further micro-batch, and its memory is the
+    fullest stage's.
     """
 
     unary_s: tuple[tuple[float, ...], ...]
@@ -143,8 +142,8 @@ def linearise(chain: Chain) -> ChainCosts:
 
         d_1^0 + sum_i max(d_i^1, c_i^0) + sum_{i>1} max(d_i^0, c_{i-1}^1) + c_k^1.
 
-    max(d_i^1, c_i^0) has the degree of one block, and is a unary cost; max(d_i^0, c_{i-1}^1) has
-    those of two, and is an edge cost. The backward pass visits the blocks in reverse. Where the
+    max(d_i^1, c_i^0) depends on one block's degree: a unary cost. max(d_i^0, c_{i-1}^1) depends on
+    two blocks' degrees: an edge cost. The backward pass visits the blocks in reverse. Where the
     degree changes, (4) adds the all-gather and min(c_{i-1}^1, d_i^0), the overlap that it
     destroys, in the pass that gathers.
     """

@@ -94,9 +94,13 @@ class Axes:
         """The digits that shard the batch at a degree."""
         return self.digits[: len(self.digits) - self.degrees.index(degree)]
 
+    @property
+    def micro_batches(self) -> int:
+        return self.pipeline.micro_batches if self.pipeline else 1
+
     @cached_property
     def with_time(self) -> Mesh:
-        counts = self.pipeline.micro_batches if self.pipeline else 1, self.batch_split
+        counts = self.micro_batches, self.batch_split
         times = (Axis(name, size, "time") for name, size in zip(TIMES, counts, strict=True))
         return Mesh((*self.mesh.axes, *times))
 

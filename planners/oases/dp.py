@@ -124,7 +124,7 @@ def _best_multiplier(
 
 def _search(costs: ChainCosts, weight: float, limit_s: float, budget_bytes: float) -> _Label | None:
     """Return the last label of the fastest path below `limit_s` within the budget, or None. weight:
-    that of the Lagrangian bound."""
+    seconds per byte in the Lagrangian bound."""
     _, togo = _least(costs, weight)
     least_bytes = [*accumulate(map(min, reversed(costs.memory_bytes)), initial=0)][-2::-1]
     rows = [[_Label(0, 0.0, 0, None)]]

@@ -47,9 +47,10 @@ def refined(
 ) -> dict[Path, Predicted]:
     """Simulate at most `most` paths, and return their predictions, the fastest that fits first.
 
-    first: a path that fits by the chain model; it is always simulated. Then come paths that change
-    one block of the fastest so far, in the order of the model's time. If `most` suffices, the
-    result is a local optimum: no path that differs from it in one block is faster.
+    first: a path that fits by the chain model; it is always simulated. Then come those of the
+    `TOP` best paths that fit, then paths that change one block of the fastest so far, in the order
+    of the model's time. If `most` suffices, the result is a local optimum: no path that differs
+    from it in one block is faster.
     """
     seen: dict[Path, Predicted] = {}
     near = [first, *(p for p in best_paths(costs, TOP) if costs.memory(p) <= budget_bytes)]
@@ -77,8 +78,9 @@ def _changed(costs: ChainCosts, path: Path) -> Iterator[Path]:
 
 
 def best_paths(costs: ChainCosts, count: int) -> list[Path]:
-    """Return the `count` fastest paths, fastest first; memory is ignored. A path has one choice per
-    node of the chain. Takes time linear in nodes and in `count`, and quadratic in choices."""
+    """Return the `count` paths of least summed costs, the least first. Memory is ignored, and so
+    are the slowest stage's further micro-batches, so that with stages the paths may not be the
+    fastest. Takes time linear in nodes and in `count`, and quadratic in choices."""
     ends = [[(time_s, (choice,))] for choice, time_s in enumerate(costs.unary_s[0])]
     for row, matrix in zip(costs.unary_s[1:], costs.edge_s, strict=True):
         ends = [

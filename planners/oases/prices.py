@@ -151,7 +151,7 @@ def _count(op: Operation, price: BlockPrice, costs: CostModel) -> None:
 
 
 def _message_s(op: CollectiveOp, costs: CostModel) -> float:
-    """Seconds of a collective; micro-batches along its time axes are added up before, for free."""
+    """Seconds of a collective over its space axes: sums over its time axes are local, and free."""
     names = tuple(name for name in op.axes if name not in TIMES)
     if len(names) == len(op.axes):
         return costs.collective_time_s(op)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 
 from xdsl.ir import Operation, SSAValue
@@ -23,6 +23,7 @@ from shardweave.ir.program.program import Program
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.memory import state_bytes
 from shardweave.planners.cost.model import CostModel
+from shardweave.planners.cost.quantity import counted
 from shardweave.planners.lowering.stages.cut_stages import stages_of_layers
 from shardweave.planners.oases.blocks import ProgramBlock, read_blocks
 from shardweave.planners.oases.chain import Chain, ChainBlock, DegreeOption, Matrix, PassTimes
@@ -73,15 +74,14 @@ def chain_of_program(
     prices = {degree: price(program, space, degree, cluster) for degree in handed}
     owners = _owners(program, blocks)
     stages = _stages(program, blocks, axes)
-    micro_batches = axes.pipeline.micro_batches if axes.pipeline else 1
     # Of 1F1B, the first stage keeps a micro-batch for each stage.
-    kept = [min(micro_batches, 1 + stages[-1] - stage) for stage in stages]
+    kept = [min(axes.micro_batches, 1 + stages[-1] - stage) for stage in stages]
     chosen = tuple(
         ChainBlock(
             block.name,
             tuple(
                 _option(space, number, degree, prices[degree], owners[number], options).in_step(
-                    kept[number], micro_batches
+                    kept[number], axes.micro_batches
                 )
                 for degree in sorted(set(cuts[number]) & set(prices))
             ),
@@ -94,15 +94,18 @@ def chain_of_program(
         for block, (before, after) in zip(blocks[1:], pairwise(chosen), strict=True)
     )
     starts = tuple(stages.index(stage) for stage in sorted(set(stages)))
-    return ProgramChain(Chain(chosen, gathers, starts, micro_batches), space, prices)
+    return ProgramChain(Chain(chosen, gathers, starts, axes.micro_batches), space, prices)
 
 
 def _stages(program: Program, blocks: Sequence[ProgramBlock], axes: Axes) -> list[int]:
-    """The pipeline stage of each block: that of its first pair."""
+    """List the pipeline stage of each block: its first pair's, or the previous block's if no stage
+    names that pair's layer (`passes.stages.places` puts ops of such layers behind their operands).
+    """
     if axes.pipeline is None:
         return [0] * len(blocks)
     stage_of = stages_of_layers(program, axes.pipeline.stages)
-    return [stage_of[layer_of(block.pairs[0].columns[0])] for block in blocks]
+    named = (stage_of.get(layer_of(block.pairs[0].columns[0]), 0) for block in blocks)
+    return [*accumulate(named, max)]
 
 
 def _cuts(
@@ -151,9 +154,10 @@ def _check(
         if not set(known) & set(degrees):
             raise ValueError(
                 f"no tensor degree suits block '{block.name}': its features divide by "
-                f"{sorted(known)}, but a batch of {batch_size(program)} in {axes.batch_split} "
-                f"sub-batches on {axes.mesh.num_devices} devices allows {sorted(degrees)}; use a "
-                "larger batch, batch_split=1 or fewer devices."
+                f"{sorted(known)}, but a batch of {batch_size(program)} in "
+                f"{counted(axes.micro_batches, 'micro-batch')} of {axes.batch_split} sub-batches "
+                f"on {axes.mesh.num_devices} devices allows {sorted(degrees)}; use a larger batch, "
+                "fewer micro_batches, batch_split=1 or fewer devices."
             )
 
 

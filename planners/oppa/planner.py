@@ -61,7 +61,7 @@ def run_trials(
 ) -> Found:
     """Try configurations until there are `trials` trials, or all configurations were tried.
 
-    trials: includes those of earlier searches. time_limit_s: seconds after which no trial begins,
+    trials: includes trials of earlier searches. time_limit_s: seconds after which no trial begins,
     except the first of all; 0: no limit. memory_bytes: memory of a device; a trial that needs more
     does not fit. file: keeps the trials; a search continues after those in it, and makes the
     choices that it would have made without the interruption (random numbers depend on seed and

@@ -84,7 +84,7 @@ class _AxonnOrder:
         return True
 
     def _shows_gradient(self, op: Operation) -> bool:
-        """True if an op reads a reduced gradient; nothing computes with it, so it can come last."""
+        """True if an op reads a reduced gradient, which is only returned: it can come last."""
         owners = (value.owner for value in op.operands)
         return any(
             isinstance(owner, WaitOp) and owner.operands[0].owner in self.gradients

@@ -135,7 +135,7 @@ class _InOrder:
     # Weights
 
     def _reach(self, number: int) -> None:
-        """Append the gathers of run `number`, whose weights are read next, and then of the next."""
+        """Append the gathers of run `number`, read next, and of the next run if `is_ahead`."""
         for op in self.gathers[number].starts:
             self._add(op)
         if not self.is_ahead:
@@ -170,7 +170,7 @@ class _InOrder:
     # Parts of attention
 
     def _next_part(self) -> dict[Operation, list[Operation]]:
-        """Map each partial attention to the gathers that the next part of it reads."""
+        """Map each part of an attention to the gathers that the following part reads."""
         next_part: dict[Operation, list[Operation]] = {}
         parts = [op for op in self.ops if is_positional(op)]
         for before, after in pairwise(parts):
@@ -205,11 +205,11 @@ class _InOrder:
 
 
 class Weights:
-    """The gathers of weights.
+    """Gathers of weights.
 
-    starts: gathers that depend only on parameters. bringers: ops that produce their operands.
-    made_of: by start, all views of its weights. parts: by start of a joined gather, the ops that
-    unpack it.
+    starts: started gathers that depend only on parameters. bringers: these, and the ops that
+    produce their operands. made_of: by start, its weights and all views of them. parts: by start of
+    a joined gather, the ops that unpack it.
     """
 
     def __init__(self, program: Program, ops: Sequence[Operation]) -> None:

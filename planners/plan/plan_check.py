@@ -13,6 +13,7 @@ from shardweave.planners.plan.plan_names import (
     Lookup,
     argument_shardings,
     attribute_text,
+    check_known,
     check_names,
     sharding_text,
 )
@@ -65,15 +66,9 @@ def check_recomputed(plan: Plan, program: Program) -> None:
             "the plan has 'recompute_in', a list of blocks to recompute, but 'recompute' is "
             "none; set 'recompute' to a policy, or remove 'recompute_in'."
         )
-    blocks = blocks_of(program).names
-    missing = Lookup(dict.fromkeys(plan.recompute_in, "")).unmatched(blocks)
-    if missing:
-        raise PlanError(
-            f"the plan's 'recompute_in' names block '{missing[0]}', which this program does not "
-            "have (it has "
-            f"{', '.join(blocks[:4]) or 'none'}{(', ...' if len(blocks) > 4 else '')}); correct "
-            "the name, or use a plan for this model."
-        )
+    check_known(
+        "the plan's 'recompute_in' names block", plan.recompute_in, blocks_of(program).names
+    )
 
 
 def check_stages(plan: Plan, program: Program, modules: Iterable[str] = ()) -> None:
@@ -81,17 +76,10 @@ def check_stages(plan: Plan, program: Program, modules: Iterable[str] = ()) -> N
     modules: further names that a stage may hold (modules of the model that may have no op)."""
     if plan.pipeline is None:
         return
-    layers = {layer for layer in program.layers() if layer}
     blocks = blocks_of(program).names
-    known = layers | set(blocks) | set(modules)
+    known = dict.fromkeys(sorted({*program.layers(), *blocks, *modules}))
     for index, stage in enumerate(plan.pipeline.stages):
-        missing = Lookup(dict.fromkeys(stage, "")).unmatched(known)
-        if missing:
-            raise PlanError(
-                f"stage {index} of the plan names layer '{missing[0]}', which this program does "
-                f"not have (it has {', '.join(sorted(known)[:4])}, ...); correct the name, or "
-                "use a plan for this model."
-            )
+        check_known(f"stage {index} of the plan names layer", stage, known)
     for block in sorted(blocks):
         places = [
             index

@@ -94,13 +94,20 @@ def check_names(plan: Plan, program: Program) -> None:
         ("input", plan.inputs, inputs),
         ("layer", plan.activations, layers),
     ):
-        missing = Lookup(table).unmatched(known)
-        if missing:
-            shown = ", ".join(filter(None, list(known)[:4])) + (", ..." if len(known) > 4 else "")
-            raise PlanError(
-                f"the plan names {what} '{missing[0]}', which this program does not have (it has "
-                f"{shown or 'none'}); correct the name, or use a plan for this model."
-            )
+        check_known(f"the plan names {what}", table, known)
+
+
+def check_known(what: str, table: Iterable[str], known: Collection[str]) -> None:
+    """Raise PlanError, which begins with `what`, for a name in `table` that matches none of
+    `known`."""
+    missing = Lookup(dict.fromkeys(table, "")).unmatched(known)
+    if missing:
+        names = [*filter(None, known)]
+        shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        raise PlanError(
+            f"{what} '{missing[0]}', which this program does not have (it has {shown or 'none'}); "
+            "correct the name, or use a plan for this model."
+        )
 
 
 def read_sharding(text: str, where: str) -> ShardingAttr:

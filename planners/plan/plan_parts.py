@@ -49,7 +49,7 @@ SOURCES = ("", "estimated", "simulated", "measured")
 
 
 class PlanError(ValueError):
-    """A plan that is malformed, or made for another model or mesh."""
+    """Raised for a plan that is malformed, or made for another model or mesh."""
 
 
 @dataclass(frozen=True)

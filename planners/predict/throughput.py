@@ -20,7 +20,7 @@ from shardweave.planners.plan.plan_parts import PlanError, Predicted
 
 
 def model_flops(program: Program) -> float:
-    """Count the model's FLOPs in a captured step: three times those of the forward pass. Attention
+    """Count the model's FLOPs in a captured step: three times the forward pass's. Attention
     counts only unmasked keys, and recomputation does not count."""
     forward, _ = split_at_backward(program)
     return 3.0 * sum(

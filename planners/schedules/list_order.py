@@ -256,7 +256,7 @@ class _Greedy:
         return actions
 
     def _comes_before(self, rank: int, now_s: float, until_s: float) -> bool:
-        """True if between two times a pass F or I becomes ready that the rank may run."""
+        """True if a pass F or I that the rank may run becomes ready between the two times."""
         kinds: list[Kind] = ["I"]
         if self.in_flight[rank] < self.policy.limits[rank]:
             kinds.append("F")

@@ -135,12 +135,12 @@ def _find_owners(function: StageFunction, owners: dict[_Name, _Owner]) -> None:
 
 
 class _Work:
-    """Memory that the ops of a function take, whatever its stage is called.
+    """Memory that the ops of a function take; equal for copies of the function in other stages.
 
-    last: index of the op that last reads each storage. created, freed: bytes of its own values that
-    each op allocates, or lets go. added: bytes of sums over micro-batches, by the op after which
-    they are added up; products: those that the op itself adds to the sum. alone: bytes of each sent
-    value that no argument or result holds.
+    last: index of the op that last reads each storage. created, freed: bytes that each op allocates
+    and frees. added: bytes of terms of sums over micro-batches, by the op that last reads the term;
+    products: bytes of the terms that this op itself can add to the sum. alone: bytes of each sent
+    value; 0 if an argument or result holds it.
     """
 
     def __init__(self, function: StageFunction) -> None:
@@ -262,7 +262,7 @@ class _Rank:
         return self.seen
 
     def _last_reads(self) -> list[frozenset[_Name]]:
-        """For each run, the values that it is the last to read."""
+        """For each run, the values that no later run reads."""
         read: set[tuple[_Name, int | None]] = set()
         reads: list[frozenset[_Name]] = []
         for run in reversed(self.runs):
@@ -294,7 +294,7 @@ class _Rank:
         self._send(profile, run)
 
     def _leave(self, profile: _Profile, number: int | None) -> list[_Owner]:
-        """Count the later reads of a run's results; returns the allocations that are new."""
+        """Count a run's results as kept for later runs; returns the allocations that are new."""
         fresh: dict[_Owner, None] = {}
         for name, slot in profile.leaves.items():
             key = self._key(profile.owners[name], number)
@@ -322,7 +322,7 @@ class _Rank:
         self.seen.append(PlaceMemory(sum(held.values()), held))
 
     def _receive(self, profile: _Profile, number: int | None) -> None:
-        """Remove a function's messages from the inbox; from now on its profile counts them."""
+        """Take a run's messages out of the inbox, and drop sent ones now known to have arrived."""
         for source, size in profile.receives:
             place = self.places.source(source, number)
             if place == self.place:

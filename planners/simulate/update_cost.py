@@ -54,8 +54,8 @@ class UpdateCost:
 
 
 def update_of(program: Program, name: str) -> str:
-    """The optimizer class whose update is simulated: that of `name`, or AdamW where none is named
-    and the host keeps its states, whose copies take time; else empty."""
+    """Name of the optimizer whose update is simulated: `name`; without one, AdamW if the host keeps
+    optimizer states, as their copies take time; else empty."""
     return name or (FOR_THE_REST if program.has_host_states else "")
 
 

@@ -240,7 +240,7 @@ R = TypeVar("R")
 
 
 class Deadline:
-    """The end of a search, a number of seconds from now; never if that is 0."""
+    """The end of a search after a number of seconds; 0: no end."""
 
     def __init__(self, limit_s: float) -> None:
         self._end_s = time.monotonic() + limit_s if limit_s else math.inf

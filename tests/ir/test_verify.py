@@ -80,7 +80,7 @@ def test_value_used_before_it_is_defined() -> None:
         (
             "aten.mm(%x, %w)",
             "aten.mm(%x, %w, k = 1)",
-            "aten.mm has no argument 'k' that a property can hold.",
+            "aten.mm takes no property 'k'; remove it.",
         ),
         ("aten.mm(%x, %w)", "aten.mm([%x], %w)", "aten.mm expects one tensor for 'self'."),
         (

@@ -163,7 +163,7 @@ def test_cluster_too_small_in_memory_tells_the_shortfall_in_gib_by_part() -> Non
 
 
 def test_mesh_of_another_size_or_with_other_axes_is_refused() -> None:
-    with pytest.raises(PlanError, match="has 4 devices, but planner 'amp' uses all 16"):
+    with pytest.raises(PlanError, match="does not suit planner 'amp'; give a mesh of all 16"):
         planned(mesh="data=2,tensor=2")
     with pytest.raises(
         PlanError, match="axis 'x', but planner 'amp' plans the axes pipeline, data, tensor"

@@ -63,6 +63,17 @@ class Chain(nn.Module):
         return self.net(x).square().mean()
 
 
+class OwnPair(Chain):
+    """Two MLPs, and a pair of linear maps whose weights the root module owns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(32, 16)), nn.Parameter(torch.randn(16, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(nn.functional.linear(nn.functional.linear(x, self.up), self.down))
+
+
 @cache
 def mlps() -> Captured:
     torch.manual_seed(0)
@@ -261,6 +272,16 @@ def test_stages_mix_degrees_and_sub_batches_and_equal_eager() -> None:
     assert len(set(map(str, copies))) == 2
 
 
+@pytest.mark.parametrize("mesh", ["tensor=2", "pipeline=2,tensor=2"])
+def test_pair_of_the_root_module_is_in_the_stage_of_its_operands(mesh: str) -> None:
+    """No stage names the root module."""
+    program = capture(OwnPair(), (torch.randn(8, 16),))
+    plan = make_plan(program, mesh, "oases", cluster=CLUSTER, micro_batches=2, refine=1)
+    assert plan.pipeline is not None
+    assert plan.pipeline.micro_batches == 2
+    assert plan.predicted == predict_plan(program, plan, find_cluster(CLUSTER))
+
+
 def test_planner_by_name_says_what_a_step_takes() -> None:
     case = captured(SPECS["gpt"])
     plan = make_plan(case.program, "tensor=4", "oases", cluster=CLUSTER, refine=1)
@@ -323,8 +344,10 @@ def test_wrong_option_says_what_to_use(options: dict[str, Any], message: str) ->
 
 def test_batch_that_no_degree_divides_is_refused() -> None:
     program = captured(SPECS["gpt"]).program
-    with pytest.raises(ValueError, match="use a larger batch, batch_split=1 or fewer devices"):
+    with pytest.raises(ValueError, match="in 1 micro-batch of 2 sub-batches on 16 devices"):
         make_plan(program, "data=8,tensor=2", "oases", cluster=CLUSTER)
+    with pytest.raises(ValueError, match=r"in 8 micro-batches of 2 .* fewer micro_batches, batch_"):
+        make_plan(program, "data=2,tensor=2", "oases", cluster=CLUSTER, micro_batches=8)
 
 
 def test_factors_are_prime_and_the_smallest_is_innermost() -> None:

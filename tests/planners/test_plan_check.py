@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
+from shardweave.ir.capture.capture import capture
 from shardweave.ir.program.program import Program
 from shardweave.planners.plan.plan import Plan, PlanError
 from shardweave.planners.plan.plan_check import check_plan
@@ -40,3 +43,18 @@ def test_stages_by_name_and_pattern_are_checked() -> None:
         check_plan(staged(("h.0",), ("h.9",)), program())
     with pytest.raises(PlanError, match=r"puts block 'h.1' into stages \[0, 1\]; put it into one"):
         check_plan(staged(("h.*",), ("h.1",)), program())
+
+
+def test_pattern_of_all_layers_matches_a_model_without_layers() -> None:
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.weight).sum()
+
+    plain = capture(Scale(), (torch.ones(2, 4),))
+    check_plan(staged(("*",)), plain)
+    with pytest.raises(PlanError, match=r"layer 'h.0', which .* have \(it has none\)"):
+        check_plan(staged(("h.0",)), plain)

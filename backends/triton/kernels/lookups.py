@@ -188,7 +188,7 @@ def num_programs(kernel: Kernel, config: Config) -> int:
 
 def _configs(count: int, width: int, itemsize: int) -> list[Config]:
     """List configs to tune over. BLOCK_I: indices compared at once. BLOCK_K: rows added at once.
-    itemsize: bytes of an element, of which registers hold fewer if they are wide."""
+    itemsize: bytes of an element; registers hold fewer wide elements."""
     block_c = min(power_of_2(width), 2048)
     # Blocks of 256 and 512, with as many rows at once, spill 12 to 20 bytes a thread.
     block_i = power_of_2(count) if count <= 128 else 1024

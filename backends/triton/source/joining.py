@@ -86,7 +86,7 @@ def {name}(
 
 @dataclass(frozen=True)
 class PartialResult:
-    """A reduction's result of which each program instance leaves one row of `num_columns` elements.
+    """A reduction's partial result: each program instance leaves a row of `num_columns` elements.
 
     Rows begin at multiples of 16 bytes; the elements in the gaps are undefined. dtype: the rows'
     dtype. target: dtype of the joined result. in_memory: whether the rows are an existing tensor,
@@ -196,7 +196,7 @@ def with_joining(
     num_programs: number of the kernel's instances at `config`. Returns the new kernel and its
     number of instances.
 
-    Its pointers are the kernel's, then those of `finishing_kernel`.
+    Its pointers are the kernel's, then `finishing_kernel`'s.
     """
     joining = finishing_kernel(results, behind=True)
     own, others = kernel.pointer_names, joining.pointer_names

@@ -36,7 +36,7 @@ Place = tuple[Tensor, Tensor]
 
 
 class PartsQueue:
-    """Partial results that wait. join: a function of results and places that joins them."""
+    """Queue of partial results to be joined. join: joins results, given them and their places."""
 
     def __init__(self, join: Callable[[Sequence[PartialResult], Sequence[Any]], None]) -> None:
         self._join = join
@@ -123,7 +123,7 @@ def sum_in_memory(region: Region) -> tuple[int, PartialResult]:
 
 
 def results_in_parts(op: FusedOp, kernel: Kernel | None, config: Config) -> list[PartialResult]:
-    """Return a region's partial results, given its kernel (if any) and configuration."""
+    """List the partial results that a region leaves. kernel: its kernel at `config`, or None."""
     if is_sum_in_memory(op):
         return [sum_in_memory(region_of(op))[1]]
     return [] if kernel is None else partial_results_of(kernel, config)
@@ -136,7 +136,7 @@ def joins_others(kernel: Kernel) -> bool:
 
 @dataclass(frozen=True)
 class Joining:
-    """Results that one launch joins. beside: the region whose kernel joins them too, if any."""
+    """Results that one launch joins. beside: the region whose kernel also joins them, or None."""
 
     results: list[PartialResult]
     beside: FusedOp | None = None

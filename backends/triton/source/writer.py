@@ -26,15 +26,15 @@ AT_AN_EDGE = "at an edge"
 
 
 class UnfitError(ValueError):
-    """No template computes this region; the message says why."""
+    """Raised if no template can compute a region; the message says why."""
 
 
 class NotReadyError(Exception):
-    """A value needs a reduction that is not finished yet."""
+    """Raised for a value that needs a reduction that is not finished yet."""
 
 
 class Term(NamedTuple):
-    """A variable of the kernel. axes: the loop variables that it depends on."""
+    """A variable of the kernel, or a literal. axes: the loop variables that it depends on."""
 
     name: str
     dtype: torch.dtype

@@ -72,7 +72,7 @@ def plan_program(options: argparse.Namespace) -> int:
 
 
 def _planners(options: argparse.Namespace) -> list[str]:
-    """Names of the planners to run: of the one or two asked for, those that are no plan files."""
+    """Names of the planners to run, leaving out plan files among the arguments."""
     if not options.compare:
         return [options.planner or DEFAULT_PLANNER]
     return [name for name in _compared(options) if name in PLANNERS]

@@ -100,7 +100,7 @@ def _print_summary(
 
 
 def _add_pass_options(command: argparse.ArgumentParser) -> None:
-    """Declare which passes run and what is seen of them."""
+    """Declare options that choose passes, and what to print of each."""
     add_load(command)
     command.add_argument(
         "--stop-after", metavar="PASS", help="run no pass after the first of this name"

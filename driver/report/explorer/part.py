@@ -179,7 +179,7 @@ class FunctionPart:
     # Arguments and results
 
     def slots(self) -> dict[SlotKey, SlotLine]:
-        """Map each argument and result to its line, and to what is compared of it (no names)."""
+        """Map each argument and result to its line, and to a key for comparison (no names)."""
         slots: dict[SlotKey, SlotLine] = {}
         groups = {"": self.program.arguments, "return": self.program.results}
         for word, group in groups.items():

@@ -96,7 +96,7 @@ class Recorder(Observer):
         seconds: float | None = None,
         choices: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Add a moment: the current program, compared with that of the moment before. seconds: time
+        """Add a moment: the current program, compared with the one before. seconds: time
         of the pass. choices: (name, text) of each choice of the plan that was run."""
         head: Json = {
             "name": name,

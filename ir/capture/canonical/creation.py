@@ -67,7 +67,7 @@ def _fill_tensor(call: Call) -> Result:
 
 @form("aten.arange", "aten.arange.start", "aten.arange.start_step")
 def _arange(call: Call) -> Result:
-    """Make start, start + step, ..; the length is that of the traced result."""
+    """Make start, start + step, ..; the traced result gives the length."""
     start = call.arguments.get("start") or 0
     step = call.arguments.get("step") or 1
     if not call.dtype.is_floating_point and float(start).is_integer() and float(step).is_integer():

@@ -49,7 +49,7 @@ def _fallback(call: Call) -> Result:
 
 @form("transformers.grouped_mm_fallback_backward")
 def _fallback_backward(call: Call) -> Result:
-    """Compute a grouped product's gradients: those of its rows and of its weights."""
+    """Compute the gradients of a grouped product's rows and weights."""
     b, grad, ends = call.builder, call["grad_output"], call["offs"]
     turned = b.permute(call["weight"], (0, 2, 1))
     return [

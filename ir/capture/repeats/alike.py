@@ -45,12 +45,12 @@ Parts = Iterator[tuple[Any, Any, str]]
 
 
 class Unlike(Exception):
-    """Two objects differ; the message says where and how."""
+    """Raised if two objects differ; says where and how."""
 
 
 @dataclass
 class Likeness:
-    """Maps one module's objects to those of an equal module. differing: names of attributes whose
+    """Maps one module's objects to an equal module's. differing: names of attributes whose
     constants are unequal."""
 
     partners: dict[int, Any] = field(default_factory=dict)

@@ -31,8 +31,7 @@ from shardweave.ir.torch_private import (
 
 
 class Unfit(Exception):
-    """Raised if a block's call cannot be recorded, or copied from a record; its message says
-    why."""
+    """Raised if a block's call cannot be recorded, or copied from a record; says why."""
 
 
 @dataclass
@@ -90,7 +89,7 @@ def structure_of(variable: Any, leaves: list[Any]) -> Any:
 
 
 def torch_state(tx: Any) -> tuple[Any, ...]:
-    """Return the state, besides objects, that code can see: torch's modes and the call stack."""
+    """Return global state that a block's code can depend on: torch's modes and the call stack."""
     devices = ("cpu", "cuda")
     return (
         torch.is_grad_enabled(),
@@ -170,8 +169,8 @@ def _frozen(variable: Any) -> Any:
 
 
 def check_unwritten(before: Writes, now: Writes) -> None:
-    """Raises Unfit if code has written to an object since `before` that existed then."""
+    """Raises Unfit if code has written, since `before`, to an object that existed then."""
     for key, (variable, content) in now.items():
         is_new = isinstance(variable.mutation_type, (AttributeMutationNew, ValueMutationNew))
         if before[key][1] != content if key in before else not is_new:
-            raise Unfit("the block writes Python state")
+            raise Unfit("the block changes Python objects that existed before its call")

@@ -158,7 +158,7 @@ def without_blocks(exported: fx.GraphModule, chains: list[BlockChain]) -> fx.Gra
 
 
 def _bridges(graph: fx.Graph, chains: list[BlockChain]) -> dict[fx.Node, fx.Node]:
-    """Map nodes of the last removed block to those of the last block kept before it."""
+    """Map the last removed block's nodes to nodes of the last block kept before it."""
     nodes: dict[str, list[fx.Node]] = {}
     for node in graph.nodes:
         path = block_path_of(node)

@@ -147,7 +147,7 @@ class _Lengthening:
         self._check_closed(graph)
 
     def _spans(self, paths: Sequence[str], is_backward: bool) -> list[list[Entry]]:
-        """Split the entries by block, each from its first to the next block's. Raises Irregular."""
+        """Split the entries by block, where each block's first call is. Raises Irregular."""
         starts, end = [], 0
         for path in paths:
             places = [
@@ -217,7 +217,8 @@ class _Lengthening:
         return names[0] is not None and names[0] == names[1]
 
     def _check_closed(self, graph: fx.Graph) -> None:
-        """Check that only neighbours read the two blocks' results, parameter gradients aside."""
+        """Raises Irregular if other readers than their neighbours read results of the two blocks,
+        except gradients of parameters."""
         output = graph.output_node()
         descs: dict[Any, Any] = dict(zip(flat_results(output), output.meta["desc"], strict=True))
         for index in (1, 2):
@@ -257,7 +258,7 @@ class _Lengthening:
         return copied(self.forward[1]), copied(self.backward[1])
 
     def _connect(self, copies: list[tuple[list[Entry], list[Entry]]]) -> None:
-        """Let each block read its own values and its neighbours'."""
+        """Point each copy's operands to its own values and its neighbours'."""
         second, last_but_one = self._by_node(1), self._by_node(2)
         line = [second]
         line += [{e.node: e for span in spans for e in span if e.node} for spans in copies]

@@ -35,7 +35,7 @@ class Entry:
 
 
 def numbered(base: str, number: int) -> str:
-    """Number a name as torch.fx does: no suffix for number 0."""
+    """Append a number to a name as torch.fx does: `add`, `add_1`, `add_2`."""
     return f"{base}_{number}" if number else base
 
 

@@ -287,7 +287,7 @@ def _result(structure: Any, fresh: Iterator[Any]) -> Any:
 
 
 class _Renaming:
-    """Renames the modules of one block to those of another."""
+    """Renames the modules of one block to another block's."""
 
     def __init__(self, old: BlockCall, new: BlockCall) -> None:
         self.old, self.new = old.name, new.name

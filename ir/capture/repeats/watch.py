@@ -29,12 +29,12 @@ _MAX_RECORDS = 8
 
 @dataclass
 class Repeats:
-    """The calls of blocks in the trace that dynamo makes.
+    """Calls of blocks in a trace by dynamo.
 
     The first call of a block is traced as ever and recorded. When another block is called, dynamo
     has run all code up to that call, so all state that the block's code can see is known: its own
-    state, the arguments, torch's modes, and objects from outside. If all of it equals that of the
-    recorded block, up to renaming, the code does the same, and the recorded nodes are copied.
+    state, the arguments, torch's modes, and objects from outside. If all of it equals the recorded
+    block's state, up to renaming, the code does the same, and the recorded nodes are copied.
 
     paths: the blocks' paths by id. copied: paths of copied blocks. notes: why others were not.
     """
@@ -118,9 +118,9 @@ class Repeats:
                 try:
                     value = tx.output.resolve_source_value(source)
                 except Exception as error:  # whatever reading an attribute may raise
-                    raise Unfit(f"code outside the blocks reads {name}") from error
+                    raise Unfit(f"{name}, which the code reads, cannot be read again") from error
                 if _leads_to_blocks(value, self._inner):
-                    raise Unfit(f"code outside the blocks reads {name}, which holds blocks")
+                    raise Unfit(f"code reads blocks by {name}, not as attributes of the model")
             self._checked.add(source)
 
     def _say(self, path: str, reason: Any) -> None:

@@ -67,7 +67,7 @@ def as_in_eager(model: nn.Module, inputs: Collection[str], *, is_step: bool) -> 
     """Let traces in the context run the eager code of Hugging Face models and TRL trainers.
 
     inputs: names of the model's inputs. Unless `position_ids` is among them, positions count from 0
-    in one sequence; given position_ids may be those of packed sequences. is_step: whether to turn
+    in one sequence; given position_ids may belong to packed sequences. is_step: whether to turn
     `use_cache` off, as a training step needs no keys and values for later tokens.
     """
     configs = [c for m in model.modules() if (c := getattr(m, "config", None)) is not None]

@@ -17,7 +17,7 @@ from shardweave.ir.torch_private import OpOverload, schema_of
 
 
 class Unwritten:
-    """Tracks the graph nodes whose elements are uninitialized, as those of torch.empty."""
+    """Tracks graph nodes with uninitialized elements, such as results of torch.empty."""
 
     def __init__(self) -> None:
         self._nodes: set[torch.fx.Node] = set()

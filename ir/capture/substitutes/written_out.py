@@ -44,7 +44,7 @@ _recurrent_layers = original_of("recurrent layers")
 
 @contextlib.contextmanager
 def written_out() -> Iterator[None]:
-    """Replace torch's functions by those of this file, while in the context."""
+    """Replace torch's functions by the functions of this file, while in the context."""
     with (
         mock.patch.object(torch, "ctc_loss", ctc_loss),
         mock.patch.object(torch, "cov", cov),
@@ -103,7 +103,7 @@ def ctc_loss(
 
     Shapes: log_probs T x N x C, targets N x S, or one row if the target lengths are numbers; all
     without N for one sample. reduction: 0 none, 1 the mean of losses by target length, 2 the sum.
-    As in torch, the gradient is that of a `log_softmax`, whatever the log_probs are.
+    As in torch, the gradient assumes that log_probs are the result of a `log_softmax`.
     """
     log_probs = wide_under_autocast(log_probs)
     is_one = log_probs.dim() == 2

@@ -110,7 +110,7 @@ def _core(
 
 
 def _read_by(readers: Collection[fx.Node], sources: Collection[fx.Node]) -> list[fx.Node]:
-    """List tensors of `sources` that `readers` read, directly or as items of a tuple's operands."""
+    """List tensors of `sources` that `readers` read; for a tuple in `sources`, its operands."""
     read: dict[fx.Node, None] = {}
     for source in (x for node in readers for x in node.all_input_nodes if x in sources):
         if isinstance(_value(source), Tensor):
@@ -160,7 +160,7 @@ def _flops(node: fx.Node) -> int:
 
 @dataclass(frozen=True)
 class _Maker:
-    """Makes a function from part of a graph: from nodes `given` and `numbers` to `wanted`."""
+    """Makes a function of part of a graph: it maps nodes `given` and `numbers` to `wanted`."""
 
     graph: fx.Graph
     device: torch.device

@@ -217,7 +217,7 @@ def _check(graph: fx.Graph) -> None:
         into = node.args[0]
         if node.users or into not in inputs or into is inputs[1]:
             raise CaptureError(
-                f"its step changes, by {node.target}, more than the parameter and its state"
+                f"its step ({node.target}) changes a tensor other than the parameter and its state"
             )
         graph.erase_node(node)
     graph.eliminate_dead_code()
@@ -229,7 +229,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _take_numbers(graph: fx.Graph, numbers: Sequence[float]) -> tuple[float, ...] | None:
-    """Turn the floats of a graph's calls into inputs; return them, or None if not `numbers`."""
+    """Turn floats in a graph's calls into inputs; None, unchanged, if they are not `numbers`."""
     slots = [
         (node, position)
         for node in _of_inputs(graph)

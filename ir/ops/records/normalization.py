@@ -17,7 +17,7 @@ LAYER_NORM_BACKWARD = "aten.native_layer_norm_backward"
 
 
 def _normalized_shape(op: AtenOp, source: int, mean: tuple[int, ...]) -> list[int]:
-    """The trailing dims that a layer norm reduces: those of its parameters, or mean's 1s."""
+    """The trailing dims that a layer norm reduces: its parameters' dims, or mean's 1s."""
     for name in ("weight", "bias"):
         parameter = op.tensor(name)
         if parameter is not None and not isinstance(parameter, list):

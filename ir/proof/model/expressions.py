@@ -39,7 +39,7 @@ Terms = dict[int, float]
 
 
 def stand_in(name: str, operands: Sequence[SSAValue], like: SSAValue) -> AtenOp:
-    """Create an op that is in no program, to ask for its rule, by its operand and result types."""
+    """Create an op outside any program, from operand and result types, to look up its rule."""
     block = Block(arg_types=[value.type for value in operands])
     return create(name, block.args, [like.type])
 

@@ -159,7 +159,7 @@ def _cuts(rule: Rule, operands: Sequence[Sharding]) -> list[DimSharding] | Refus
                 return Refusal("is not sharded as the other operands are", index)
     whole = rule.completed(cuts)
     if not all(map(stands_for, cuts, whole)):
-        return Refusal("has operands that are not cut in the same groups")
+        return Refusal("has operands that are not sharded in the same groups")
     return whole
 
 
@@ -184,14 +184,14 @@ def _carried(rule: Rule, operands: Sequence[Sharding]) -> tuple[str, ...] | Refu
             over = ", ".join(sharding.unreduced)
             return Refusal(f"is unreduced over {over}: an all_reduce is missing before", index)
         over = ", ".join(pending)
-        return Refusal(f"is whole, but another operand is unreduced over {over}", index)
+        return Refusal(f"is not unreduced over {over}, but another operand is", index)
     return carried
 
 
 def _complete(
     rule: Rule, cuts: list[DimSharding], dims: Dims, shape: Shape | None, hint: Sharding | None
 ) -> Refusal | None:
-    """Shard, in `cuts`, the factors that only results have: by the hint, or as constant ones."""
+    """Add to `cuts` placements of the factors that only results have: the hint's, or free ones."""
     read = {factor for operand in rule.operands for names in operand for factor in names}
     named = rule.factors_of(dims, hint.dims) if hint and len(hint.dims) == len(dims) else None
     hinted = named or [()] * len(rule.factors)
@@ -250,7 +250,7 @@ def _problem(rule: Rule, cuts: Sequence[DimSharding], carried: Sequence[str]) ->
     named = [p.axis for p in rule.placements(cuts) if not is_free(p)]
     twice = sorted({axis for axis in named if named.count(axis) > 1})
     if twice:
-        return Refusal(f"has operands that are cut in different dims over {', '.join(twice)}")
+        return Refusal(f"has operands that are sharded in different dims over {', '.join(twice)}")
     if set(named) & set(carried):
         return Refusal("is sharded over an axis over which an operand is unreduced")
     for index, cut in enumerate(cuts):

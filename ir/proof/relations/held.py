@@ -233,8 +233,8 @@ Value: TypeAlias = "Relation | RankNumber | Row | Local"
 
 @dataclass
 class ProofAxes:
-    """The axes of a proof: those of the mesh, and those of sub-batches and rings, added as the walk
-    meets them. rings: the mesh axes that have rings."""
+    """The axes of a proof: the mesh's, and axes of sub-batches and rings, added as the walk meets
+    them. rings: the mesh axes that have rings."""
 
     mesh: Mesh
     sub_batches: dict[str, int] = field(default_factory=dict[str, int])

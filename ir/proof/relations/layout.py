@@ -55,7 +55,7 @@ def length(digits: Sequence[Digit]) -> int:
 
 
 def cut_at(digits: Sequence[Digit], block: int) -> tuple[Digits, Digits] | None:
-    """Split the digits of an index i into those of i // block and i % block; None if a digit
+    """Split the digits of an index i into digits of i // block and of i % block; None if a digit
     cannot be split there."""
     minor: list[Digit] = []
     major = list(digits)

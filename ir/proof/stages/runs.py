@@ -30,8 +30,7 @@ EACH = ("forward", "backward", "inputs", "weights")
 
 @dataclass
 class RunOrder:
-    """Finds the function that produces each value that a stage function reads, and the order of
-    runs.
+    """The order of runs, and the producer of each value that a stage function reads.
 
     givers: producers by stage and name. senders, receivers: by source, destination and message.
     """
@@ -121,7 +120,8 @@ class RunOrder:
 
 
 class _Check:
-    """The runs so far. done: (function, micro-batch); the stage coordinate if it runs once."""
+    """Checks runs in order. done: the runs so far, as (function, micro-batch), or (function, stage
+    coordinate) for a function that runs once."""
 
     def __init__(self, schedule: RunOrder) -> None:
         self.schedule = schedule

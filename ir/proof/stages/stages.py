@@ -163,7 +163,7 @@ class _Stages:
         return function.sharding_of_slot(slot).seat_of(self.micro.name)
 
     def _part(self, function: StageFunction, slot: Slot, value: SSAValue) -> Value | None:
-        """Take the slice of one micro-batch from a value computed once; None if impossible."""
+        """Relate an argument that is one micro-batch's slice of `value`; None if it is not."""
         whole, seat = self.walk.values[value], self._seat(function, slot)
         if not isinstance(whole, Relation) or seat is None:
             return None

@@ -43,7 +43,7 @@ class KeyCut:
 def on_part_of_keys(
     op: AtenOp, operands: Sequence[Value], forms: FormsOf, table: Expressions
 ) -> Iterator[KeyCut]:
-    """Yield the global program's attentions of which `op` may compute one block of keys."""
+    """Yield each attention of the global program whose part on one block of keys `op` may be."""
     first = first_of_attention(op)
     has_mask = isinstance(op.tensor("attn_mask"), SSAValue)
     count = (6 if first else 3) + has_mask

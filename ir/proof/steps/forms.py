@@ -25,8 +25,8 @@ MAX_AXES = 3
 
 
 def candidates(form: OpForm, operands: Sequence[Value]) -> Iterator[tuple[Relation, ...]]:
-    """Yield operands that a global op may have if a local op on `operands` is a step of its local
-    form. Each is an operand of the local op, or a relation that this operand is computed from."""
+    """Yield possible operands of global op `form`, if a local op on `operands` is a step of its
+    local form. Each is an operand of the local op, or a relation from which that is computed."""
     options: list[list[Relation]] = []
     for index, number in enumerate(form.operands):
         value = operands[index] if index < len(operands) else None

@@ -47,7 +47,7 @@ class SumInOne:
 
 
 def sum_in_one(op: AtenOp, operands: Sequence[Value]) -> SumInOne | None:
-    """Match an op that rescales a sum of exponentials by a shard's own maximum, else None."""
+    """Return a SumInOne for an op that rescales a sum of exponentials; None for other ops."""
     if op.name != SCALED or not all(isinstance(value, Local) for value in operands):
         return None
     part, scale = [value for value in operands if isinstance(value, Local)]
@@ -81,7 +81,7 @@ def _in_two(
     shapes: tuple[Shape, Shape],
     along: dict[str, Literal],
 ) -> tuple[Local, Local]:
-    """Build the sum by a shard's own maximum, and its scale. shapes: of x and of its maximum."""
+    """Build the two operands that `sum_in_one` recognizes. shapes: of x and of its maximum."""
     wide, row = [((shape, "float"),) for shape in shapes]
     mask = _local("aten.eq.Scalar", (own,), ((shapes[1], "torch.bool"),), other=-math.inf)
     power = _local("aten.exp", (_local("aten.sub.Tensor", (x, own), wide),), wide)

@@ -99,8 +99,8 @@ def _own_term(value: Relation, axis: str, axes: ProofAxes) -> Relation:
 
 
 def _exchanged(value: Relation, axis: str, axes: ProofAxes) -> Relation:
-    """Relate a product of the block at coordinate 0 and another shard, where either operand can be
-    read as the block, with the mesh axis and the axis of blocks in each other's place."""
+    """Swap the mesh axis and the axis of blocks in a product of the block at coordinate 0 and a
+    shard, as either operand can be read as the block. Other values are returned unchanged."""
     is_own = (_block(axis), frozenset({0})) in value.at
     if not is_own or not {axis, _block(axis)} <= set(value.held.sharding.placed_axes):
         return value
@@ -111,7 +111,7 @@ def _exchanged(value: Relation, axis: str, axes: ProofAxes) -> Relation:
 
 
 def settled(value: Relation, axes: ProofAxes) -> Relation:
-    """Relate a block at coordinate 0 as a shard over the mesh axis, if the value lacks it."""
+    """Relate a block at coordinate 0 as a shard over the mesh axis, unless it uses this axis."""
     for axis in axes.rings:
         item = _block(axis), frozenset({0})
         if item in value.at and axis not in value.held.sharding.axes:
@@ -153,7 +153,7 @@ def _shifted(value: Relation, axis: str, axes: ProofAxes) -> Relation | None:
 def _joined(
     op: dist.RingJoinOp, parts: Sequence[Relation], axis: str, axes: ProofAxes
 ) -> Relation | None:
-    """Relate blocks at coordinates 0, 1, .., joined by the positions of their ranks."""
+    """Relate a concatenation of the blocks at coordinates 0, 1, .., in the order of ranks."""
     name = _block(axis)
     parts = [
         part if name in dict(part.at) else as_block(part, axis, axes) or part for part in parts

@@ -48,7 +48,7 @@ def attention_backward(op: AtenOp) -> Rule:
 
 
 class _Heads:
-    """Notation for an attention's queries, keys and values, row per query, mask and positions."""
+    """Notation of attention's queries, keys (and values), logsumexp (`row`), mask and positions."""
 
     def __init__(self, op: AtenOp, query: SSAValue, key: SSAValue) -> None:
         heads, key_heads = shape_of(query)[HEADS], shape_of(key)[HEADS]
@@ -81,8 +81,8 @@ class _Heads:
 
 @cache
 def _local_form(share: int, by_position: bool) -> Localize:
-    """Make the `localize` of attention. share: query heads for each key head. by_position: whether
-    a causal mask depends on positions."""
+    """Make the `localize` of attention. share: query heads per key head. by_position: whether the
+    op is causal, so that shards need the global positions of their queries."""
 
     def attend(local: Localizer) -> list[SSAValue]:
         return _causal_by_positions(local) if by_position else local.clone()
@@ -97,7 +97,7 @@ def _local_form(share: int, by_position: bool) -> Localize:
 def _on_repeated_heads(
     local: Localizer, share: int, attend: Callable[[Localizer], list[SSAValue]]
 ) -> list[SSAValue]:
-    """Select, from all key and value heads, one for each query head here; sum their gradients."""
+    """Repeat key and value heads, one per local query head; add up the gradients of the copies."""
     first, heads = first_of_attention(local.op), local.sizes[HEADS]
     type_ = (heads,), torch.int64
     (index,) = local.emit("aten.arange.start_step", [], type_, start=0)
@@ -124,7 +124,7 @@ def _on_repeated_heads(
 
 
 def _causal_by_positions(local: Localizer) -> list[SSAValue]:
-    """Emit causal attention by the positions of this rank's queries and of the keys."""
+    """Emit causal attention that masks by the global positions of local queries and of keys."""
     placements = local.placements[POSITIONS]
     if not placements:
         return local.clone()

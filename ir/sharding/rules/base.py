@@ -38,17 +38,17 @@ Dims = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Factor:
-    """One independent index of an op, as i, j and k of a matrix product.
+    """One independent index of an op, such as i, j or k of a matrix product.
 
     size: its global size. reduction: how results without the factor combine over its shards ("sum"
     or "max"); None if such a result cannot be computed on shards. contiguous: whether the factor
     can only be sharded contiguously, because the op compares indices along it. whole: whether the
-    factor cannot be sharded (the three parts of a fused projection, of which a slice picks one); it
+    factor cannot be sharded (the parts of a fused projection, if a slice picks one); it
     has a name only so that other factors of its dim can be sharded. even: whether its shards must
     be of equal size, because padding would make the op fail. reach: number of indices of the
     neighbouring shards, on either side, that a shard's results read or are added to; a shard has at
-    least as many. joined: whether results without the factor are whole, since the local form sends
-    what its shards lack.
+    least as many. joined: whether results without the factor are complete on each shard, because
+    the local form communicates.
     """
 
     size: int
@@ -71,9 +71,9 @@ class Rule:
     which the op is jointly linear, so that unreduced sums in all of them pass through to the
     results. localize: writes the local form where a clone with local types is not enough
     (offsets into a shard, masked lookups); called only when some factor is sharded. groups: triples
-    (factor, base, share) of a factor that counts groups of `share` indices of the factor `base`, as
-    key heads count groups of query heads. It is sharded as its base is, as far as strides are whole
-    groups; over other axes of its base it is replicated, or reduced.
+    (factor, base, share): an index of `factor` counts a group of `share` indices of `base`, as a
+    key head serves a group of query heads. Axes that shard `base` by whole groups also shard
+    `factor`; over the other axes of `base` it is replicated, or reduced.
     """
 
     factors: tuple[Factor, ...]
@@ -101,8 +101,8 @@ class Rule:
         return frozenset(range(len(self.factors))) - minor - even
 
     def seat(self, names: Sequence[int], placement: Placement) -> tuple[int, int] | None:
-        """Find the (factor, stride within it) that a placement of a dim shards; None if there is
-        none. names: the dim's factors; of a factor that counts groups, its base is returned."""
+        """Return the factor that a placement of a dim shards, and the stride within it, or None.
+        names: the dim's factors. For a factor that counts groups, its base is returned."""
         for factor, size, minor in self._digits(names):
             stride, rest = divmod(placement.stride, minor)
             is_within = (minor * size) % placement.span == 0 or (
@@ -116,9 +116,8 @@ class Rule:
     def part_of_axis(
         self, names: Sequence[int], placement: Placement, *, groups: bool = False
     ) -> int | None:
-        """Find where to split an axis of which only parts can shard factors of a dim: the minor
-        part's size, or None. names: the dim's factors. groups: allow parts that shard whole
-        groups."""
+        """Split an axis in two parts that can shard factors of a dim; return the minor part's size,
+        or None. names: the dim's factors. groups: also allow parts that shard whole groups."""
         for factor, _, minor in self._digits(names):
             shares = [share for _, base, share in self.groups if groups and base == factor]
             for bound in (minor, *(minor * share for share in shares)):
@@ -132,13 +131,13 @@ class Rule:
     def seats(
         self, dims: Dims, cut: Sequence[DimSharding]
     ) -> Iterator[tuple[Placement, tuple[int, int] | None]]:
-        """Yield each placement in `cut`, the sharding of a value with `dims`, and its `seat`."""
+        """Yield each placement in `cut` (the sharding of a value with `dims`) with its `seat`."""
         for names, placements in zip(dims, cut, strict=True):
             for placement in placements:
                 yield placement, self.seat(names, placement)
 
     def factors_of(self, dims: Dims, cut: Sequence[DimSharding]) -> list[DimSharding] | None:
-        """Translate placements of each dim, `cut`, to those of each factor; None if impossible."""
+        """Translate placements of dims, `cut`, to placements of factors; None if impossible."""
         cuts: list[DimSharding] = [()] * len(self.factors)
         for placement, seat in self.seats(dims, cut):
             if seat is None:
@@ -298,7 +297,7 @@ def named_rule(
     localize: Localize | None = None,
     groups: Mapping[str, tuple[str, int]] = {},
 ) -> Rule:
-    """Make a rule from the factor names of each dim. Keeps their order; drops unused factors.
+    """Make a rule from the names of each dim's factors; unused `factors` are dropped.
     groups: base and share of each factor that counts groups (`Rule.groups`)."""
     used = {name for dims in (*operands, *results) for names in dims for name in names}
     kept = {name: factor for name, factor in factors.items() if name in used}
@@ -348,7 +347,7 @@ class Notation:
         return list(dict.fromkeys(n for dims in values for names in dims for n in names))
 
     def number(self, name: str) -> int:
-        """The number of a factor in the rule."""
+        """The index of a factor in the rule."""
         return self._names.index(name)
 
     def rule(
@@ -364,8 +363,8 @@ class Notation:
         joined: Sequence[str] = (),
         groups: Mapping[str, tuple[str, int]] = {},
     ) -> Rule:
-        """Build the rule. reductions: by factor, if not a sum; None forbids to shard the factor
-        where a result lacks it."""
+        """Build the rule. reductions: each factor's reduction, by default a sum; None: the factor
+        cannot be sharded if a result lacks it."""
         factors = {
             n: Factor(
                 self._sizes[n],

@@ -44,8 +44,8 @@ def patches(op: AtenOp) -> Rule:
 
 @rule
 def convolution(op: AtenOp) -> Rule:
-    """`n c (y s), o c ., o -> n o y`: shards of c give partial sums; not with a bias, added by
-    each. In a transposed one, y is the input's and (y s) the output's."""
+    """`n c (y s), o c ., o -> n o y`: shards of c give partial sums; with a bias, c stays whole. If
+    transposed, y is the input's dim and (y s) the output's."""
     x, weight, *bias = op.operands
     given = ["x", "w", *("b" for _ in bias)]
     return _convolution(op, x, op.results[0], weight, given, ["y"], is_c_lost=bool(bias))
@@ -56,8 +56,8 @@ def convolution_backward(op: AtenOp) -> Rule:
     """`n o y, n c (y s), o c . -> n c (y s), o c ., o`; results that `output_mask` leaves out are
     absent.
 
-    o reduces in the input's gradient, n and y in the others. The bias gradient is complete on each
-    shard of c, not a term of a sum, so c cannot be cut where it is wanted.
+    The input's gradient sums over o, the others over n and y. The bias gradient is complete on each
+    shard of c, not a term of a sum, so c cannot be sharded if it is requested.
     """
     grad, x, weight = op.operands
     mask = op.value("output_mask")
@@ -75,8 +75,9 @@ def _convolution(
     *,
     is_c_lost: bool,
 ) -> Rule:
-    """Build the rule from values with the types of input, output and weight. given, made: operands
-    and results, as x (input), w (weight), b (bias) and y (output)."""
+    """Build the rule of a convolution or its backward. x, y: values of its input's and output's
+    type. given, made: operands and results by letter: x, y, w (weight), b (bias). is_c_lost: forbid
+    sharding of c."""
     turned, groups = op.value("transposed"), op.value("groups")
     lengths = shape_of(weight)[2:]
     window = [listed(op, name, len(lengths)) for name in ("stride", "padding", "dilation")]
@@ -128,7 +129,7 @@ def _forward(local: Localizer, sharded: Sharded, values: dict[str, Any]) -> Sequ
 
 
 def _backward(local: Localizer, sharded: Sharded, values: dict[str, Any]) -> Sequence[SSAValue]:
-    """Two ops: of the gradients, the input's alone is added to the neighbours'."""
+    """Emit one op for the input's gradient, added to the neighbours', and one for the others."""
     grad, x, weight = local.operands
     of_x, *rest = local.op.value("output_mask")
     halos = [along.halo for along, _ in sharded]
@@ -145,7 +146,7 @@ def _backward(local: Localizer, sharded: Sharded, values: dict[str, Any]) -> Seq
 
 
 def _transposed(local: Localizer, sharded: Sharded, values: dict[str, Any]) -> Sequence[SSAValue]:
-    """Read the neighbours' inputs; the padding cuts off the outputs of these."""
+    """Read the neighbours' inputs, and cut off their outputs by more padding."""
     x, *rest = local.operands
     padding = listed(local.op, "padding", len(shape_of(x)) - 2)
     for along, placements in sharded:
@@ -157,7 +158,7 @@ def _transposed(local: Localizer, sharded: Sharded, values: dict[str, Any]) -> S
 def _transposed_backward(
     local: Localizer, sharded: Sharded, values: dict[str, Any]
 ) -> Sequence[SSAValue]:
-    """Read the neighbours' gradients for the input's and the weight's, and not for the bias's."""
+    """Read the neighbours' output gradients for input and weight; the bias sums its own only."""
     grad, x, weight = local.operands
     more = unpadded(local, sharded, "output_padding")
     for along, _ in sharded:
@@ -204,19 +205,19 @@ def _sampled(op: AtenOp) -> tuple[str, str]:
 
 @rule
 def nearest(op: AtenOp) -> Rule:
-    """`... (y s) -> ... (y t)`, without neighbours."""
+    """`... (y s) -> ... (y t)`; reads no neighbours."""
     return _resized(op, lambda along: 0)
 
 
 @rule
 def linear(op: AtenOp) -> Rule:
-    """`... (y s) -> ... (y t)`; indices between two of s = 1 read the neighbours' nearest."""
+    """`... (y s) -> ... (y t)`; reads one index of each neighbour if it enlarges (s = 1 < t)."""
     return _resized(op, lambda along: int(along.stride == 1 < along.times))
 
 
 @rule
 def cubic(op: AtenOp) -> Rule:
-    """`... (y s) -> ... (y t)`; reads two indices on either side."""
+    """`... (y s) -> ... (y t)`; reads one block of each neighbour, or two if s = 1."""
     return _resized(op, lambda along: 0 if along.stride == along.times else 1 + (along.stride == 1))
 
 

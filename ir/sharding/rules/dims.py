@@ -22,22 +22,20 @@ def passing(
 
 
 def broadcast(shape: Sequence[int], onto: Sequence[int], names: Names) -> Names:
-    """The factor names of an operand's dims. shape: the operand's; onto: the shape to which it is
-    broadcast; names: the factor of each dim of `onto`. Dims of size 1 that are broadcast have
-    none."""
+    """Names of the factors of an operand of `shape` that is broadcast to shape `onto`, whose dims
+    have the factors `names`. Its broadcast dims have none."""
     offset = len(onto) - len(shape)
     return [names[offset + d] if size == onto[offset + d] else () for d, size in enumerate(shape)]
 
 
 def dim_of(op: AtenOp, rank: int) -> int:
-    """The op's `dim` argument, counted from 0."""
+    """The op's `dim` argument, as a non-negative number."""
     dim: int = op.value("dim")
     return dim % rank
 
 
 def named_dims(rank: int, dims: int | Iterable[int] | None) -> frozenset[int]:
-    """The dims that a `dim` argument means, as non-negative numbers; all for None or an empty
-    list."""
+    """Non-negative dims of a `dim` argument; None or an empty list means all dims."""
     if isinstance(dims, int):
         dims = [dims]
     return frozenset(d % rank for d in dims or range(rank)) if rank else frozenset()

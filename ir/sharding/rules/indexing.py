@@ -85,7 +85,7 @@ def _localize_embedding_backward(local: Localizer) -> Sequence[SSAValue]:
 def gather(op: AtenOp) -> Rule:
     """`b v, b j -> b j` along the dim of v; shards of v give partial sums.
 
-    Other dims can be sharded only if the index is as long there as the table.
+    Other dims can be sharded only where index and table are equally long.
     """
     table, index = (shape_of(v) for v in op.operands)
     if not table or not index:
@@ -108,7 +108,7 @@ def _sum_of_shards(op: AtenOp) -> Reduction | None:
 
 
 def _unequal(dim: int, *shapes: tuple[int, ...]) -> list[int]:
-    """`dim` and the dims in which the shapes' sizes differ."""
+    """List `dim` and all dims in which the shapes differ."""
     sizes = zip(*shapes, strict=True)
     return [d for d, size in enumerate(sizes) if d == dim or len(set(size)) > 1]
 
@@ -169,7 +169,7 @@ def _once(local: Localizer, value: SSAValue, placements: DimSharding) -> SSAValu
 
 
 def _localize_scatter(local: Localizer) -> Sequence[SSAValue]:
-    """Write entries outside the shard to one more entry at its end, and slice that off."""
+    """Write entries outside the shard to an extra row at its end, which is sliced off."""
     base, index, *source = local.operands
     if not local.placements[0]:
         return local.clone()
@@ -190,9 +190,9 @@ def _shifted(
 ) -> tuple[SSAValue, SSAValue]:
     """Emit indices relative to the shard's first row, and a mask of those outside its `size` rows.
 
-    Masked indices become `outside`, or with `rows`, the global size of the table, `_filler` rows:
-    then indices outside the table stay out of range, so that every rank raises the error that one
-    device would. The looked-up dim is factor 0 of all rules of this file.
+    Masked indices become `outside` or, if `rows` (the table's global size) is given, `_filler`
+    rows: then an index outside the table stays out of range, and every rank raises torch's error.
+    The looked-up dim is factor 0 of all rules of this file.
     """
     shape, dtype = shape_of(index), dtype_of_value(index)
     shard = local.shard_index(local.placements[0])
@@ -218,9 +218,9 @@ def _shifted(
 
 
 def _filler(local: Localizer, index: SSAValue, size: int, rows: int) -> SSAValue:
-    """Map each row of the table to some row of the shard, and invalid rows to invalid ones. size:
-    rows of the shard. rows: rows of the table. If `size` divides `rows`, an index is divided by the
-    number of shards; else it is reduced by the rows that the shard lacks, to 0 or more."""
+    """Map valid rows of the table (of `rows`) to valid rows of the shard (of `size`), and invalid
+    to invalid ones. If `size` divides `rows`, divides the index by the number of shards; else
+    subtracts the number of rows that the shard lacks, stopping at 0."""
     type_ = shape_of(index), dtype_of_value(index)
     if rows % size == 0:
         return local.emit(
@@ -232,7 +232,7 @@ def _filler(local: Localizer, index: SSAValue, size: int, rows: int) -> SSAValue
 
 
 def _as_column(local: Localizer, mask: SSAValue) -> SSAValue:
-    """The mask with one more dim, of size 1."""
+    """Append a dim of size 1 to the mask."""
     (column,) = local.emit("aten.view", [mask], ((*shape_of(mask), 1), torch.bool))
     return column
 
@@ -265,7 +265,7 @@ def index_select_backward(op: AtenOp) -> Rule:
 def _selection(
     op: AtenOp, shape: Sequence[int], num_rows: int
 ) -> tuple[dict[str, Factor], Names, Names]:
-    """The factors of a selection of `num_rows` rows, the table's dims, and the selection's dims."""
+    """Return factors, table's dims and selection's dims of an op that selects `num_rows` rows."""
     dim = dim_of(op, len(shape))
     whole, passed = passing(shape, whole=[dim])
     selected = list(whole)
@@ -308,7 +308,7 @@ def index(op: AtenOp) -> Rule:
 def indexed_dim(op: AtenOp) -> Rule:
     """`. h, ., . h -> . h`: the dim that is written by index cannot be sharded.
 
-    The other dims can if index and source are as long as the result.
+    Other dims can, where all operands are equally long.
     """
     shapes = [shape_of(v) for v in op.operands]
     rank = len(shapes[0])

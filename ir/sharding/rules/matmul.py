@@ -42,7 +42,7 @@ def added_product(op: AtenOp) -> Rule:
 
 @rule
 def scaled_product(op: AtenOp) -> Rule:
-    """`i k, k j, i ., . j, j -> i j`: float8 factors, a scale for each or for each row and column.
+    """`i k, k j, i ., . j, j -> i j`: a float8 product, with scales per operand or per row, column.
 
     k cannot be sharded beside a bias, which each shard would add, nor with padding, which torch
     cannot set to 0 in float8.
@@ -68,8 +68,8 @@ def scaled_product(op: AtenOp) -> Rule:
 def grouped(op: AtenOp) -> Rule:
     """`i k, e k j, e, e -> i j`, or `i k, i j, e, e -> e k j`: a shard of e holds its own groups.
 
-    On a shard of e rows of other groups are 0, so e reduces. With ragged rows, i is `(r d i)` and e
-    is `(r e)`: each shard of r has its own groups, whose rows are divided into d parts.
+    A shard of e computes 0 for rows of other groups, and the shards' results are added. With ragged
+    rows, i is `(r d i)` and e is `(r e)`: a shard of r has its own groups, with rows in d parts.
     """
     text, bounds, index = spec_of(op).notation, op.tensor("bounds"), op.tensor("index")
     if bounds is None:
@@ -84,7 +84,7 @@ def grouped(op: AtenOp) -> Rule:
 def ragged_rows(op: AtenOp) -> Rule:
     """`. h, . -> (r d i) h`: a device takes its groups' rows; `(r d i) h, . -> . h` is the reverse.
 
-    In the reverse, r and d reduce, as each row is on one device.
+    The reverse sums over r and d, as each row is on one device.
     """
     rest = " ".join(f"h{dim}" for dim in range(1, len(shape_of(op.operands[0]))))
     source, goal = ".", "(r d i)"
@@ -94,8 +94,7 @@ def ragged_rows(op: AtenOp) -> Rule:
 
 
 def _ragged(op: AtenOp, text: str) -> Rule:
-    """Make a rule on ragged rows from notation; of the rows' factors only r and d can be
-    sharded."""
+    """Make the rule of an op on ragged rows from notation: r and d can be sharded, i cannot."""
     if len(op.operands) < text.count(",") + 1:
         text = text.replace(", ->", " ->")
     blocks, parts, shards = (op.value(name) for name in ("blocks", "parts", "shards"))

@@ -29,7 +29,7 @@ from shardweave.ir.sharding.rules.dims import dividing, named_dims, passing
 
 @rule
 def reduction(op: AtenOp) -> Rule:
-    """`i j -> i` or, with keepdim, `i j -> i .`: j reduces."""
+    """`i j -> i`, with keepdim `i j -> i .`: shards of j give partial sums or maxima."""
     kind = spec_of(op).combine
     assert kind in ("sum", "max")
     shape = shape_of(op.operands[0])
@@ -74,8 +74,7 @@ def _after(op: AtenOp, names: Names, dims: Collection[int]) -> Names:
 
 @rule
 def histogram(op: AtenOp) -> Rule:
-    """`i -> .`: shards of i give partial counts, if bins are given; must be even, without
-    padding."""
+    """`i -> .`: even shards of i give partial counts, if `min` and `max` of the bins are given."""
     if op.value("min") == op.value("max"):
         return replicated_rule(op)  # bins from the least to the largest element
     names, factors = passing(shape_of(op.operands[0]))
@@ -98,7 +97,7 @@ def layer_norm(op: AtenOp) -> Rule:
 
 @rule
 def layer_norm_backward(op: AtenOp) -> Rule:
-    """`... k, ... k, ... ., ... ., k, k -> ... k, k, k`: shards of `...` sum up the last two."""
+    """`... k, ... k, ... ., ... ., k, k -> ... k, k, k`: the last two are sums over `...`."""
     kept, ones = "..." + " ." * _normalized_rank(op), "." + " ." * (_normalized_rank(op) - 1)
     taken = [name for name in ("weight", "bias") if op.signature.parameter(name) is not None]
     num_parameters = sum(op.tensor(name) is not None for name in taken)
@@ -119,8 +118,8 @@ def group_norm(op: AtenOp) -> Rule:
 
 @rule
 def group_norm_backward(op: AtenOp) -> Rule:
-    """`n (g c) y, n (g c) y, n g, n g, (g c) -> n (g c) y, (g c), (g c)`; n and y are summed
-    over."""
+    """`n (g c) y, n (g c) y, n g, n g, (g c) -> n (g c) y, (g c), (g c)`; the last two are sums
+    over n and y."""
     value = _plane(op.operands[0])
     operands = [value, value, "n g", "n g", *["(g c)"] * (len(op.operands) - 4)]
     results = zip([value, "(g c)", "(g c)"], op.value("output_mask"), strict=True)
@@ -145,7 +144,7 @@ def _grouped(
 
 @dataclass(frozen=True)
 class _Groups:
-    """Emits a group norm on spatial shards, as sums over each group that are added up."""
+    """Emits a group norm on spatial shards, with statistics from all-reduced sums."""
 
     local: Localizer
     axes: tuple[str, ...]
@@ -159,7 +158,7 @@ class _Groups:
 
     @staticmethod
     def of(local: Localizer, dtype: torch.dtype) -> _Groups | None:
-        """None if no spatial dim is sharded."""
+        """Read a local form; None if no spatial dim is sharded."""
         placed = [p for cut in local.placements[3:] for p in cut]
         shape = shape_of(local.operands[0])
         group = part_size(local.placements[1], local.op.value("group"))
@@ -177,13 +176,13 @@ class _Groups:
         return self.local.emit("aten.view", [value], (shape, dtype_of_value(value)))[0]
 
     def grouped(self, value: SSAValue) -> SSAValue:
-        """A value by groups, in the statistics' dtype."""
+        """Reshape a value to (samples, groups, elements), in the statistics' dtype."""
         if dtype_of_value(value) != self.dtype:
             value = self.emit("_to_copy", value)
         return self.view(value, self.groups)
 
     def column(self, value: SSAValue) -> SSAValue:
-        """A value for each group (or, of one dim, for each channel), to combine with all."""
+        """Reshape one number per group (or, if 1-D, per channel) to broadcast over elements."""
         if len(shape_of(value)) > 1:
             return self.view(value, (*self.groups[:2], 1))
         if dtype_of_value(value) != self.dtype:
@@ -191,13 +190,13 @@ class _Groups:
         return self.view(value, (self.shape[1], *(1 for _ in self.shape[2:])))
 
     def sums(self, *values: SSAValue) -> list[SSAValue]:
-        """Sums over each group, of all shards."""
+        """Sum each value over a group's elements on all shards."""
         type_ = self.groups[:2], self.dtype
         own = [self.local.emit("aten.sum.dim_IntList", [v], type_, dim=[2])[0] for v in values]
         return self.local.all_reduce(own, self.axes)
 
     def as_result(self, value: SSAValue) -> SSAValue:
-        """A value in the operand's shape and dtype."""
+        """Convert a value to the operand's shape and dtype."""
         value, dtype = self.view(value, self.shape), dtype_of_value(self.local.operands[0])
         if dtype == self.dtype:
             return value
@@ -215,8 +214,10 @@ def _group_norm_on_shards(local: Localizer) -> Sequence[SSAValue]:
     variance = at.emit("div.Scalar", *at.sums(at.emit("mul.Tensor", x, x)), other=at.count)
     rstd = at.emit("rsqrt", at.emit("add.Scalar", variance, other=local.op.value("eps")))
     x = at.view(at.emit("mul.Tensor", x, at.column(rstd)), at.shape)
-    for name, parameter in zip(("mul.Tensor", "add.Tensor"), parameters, strict=False):
-        x = at.emit(name, x, at.column(parameter))
+    by_parameter = {"weight": "mul.Tensor", "bias": "add.Tensor"}
+    steps = [step for name, step in by_parameter.items() if local.op.tensor(name) is not None]
+    for step, parameter in zip(steps, parameters, strict=True):
+        x = at.emit(step, x, at.column(parameter))
     return [at.as_result(x), mean, rstd]
 
 

@@ -25,7 +25,7 @@ def searchsorted(op: AtenOp) -> Rule:
 
 @rule
 def segments(op: AtenOp) -> Rule:
-    """`. h, . -> . h`: rows, and lengths or offsets of segments, cannot be sharded."""
+    """`. h, . -> . h`: dims of rows, and of segments' lengths or offsets, cannot be sharded."""
     num_whole = len(shape_of(op.operands[-1]))
     names, factors = passing(shape_of(op.operands[0]), whole=range(num_whole))
     is_data = [dtype_of_value(v).is_floating_point for v in op.operands]

@@ -60,7 +60,7 @@ def _refine(
 
 
 def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Split the dims of both shapes, without 1s, into the shortest runs of equal products."""
+    """Pair the shortest runs of dims in both shapes with equal products; leave out dims of 1."""
     left = [d for d, size in enumerate(before) if size != 1]
     right = [d for d, size in enumerate(after) if size != 1]
     groups: list[tuple[list[int], list[int]]] = []
@@ -142,7 +142,7 @@ def _slice(op: AtenOp, whole: SSAValue, part: SSAValue) -> Rule:
 
 
 def _blocks(factors: dict[str, Factor], name: str, count: int) -> tuple[str, ...]:
-    """The factor names of a dim of `count` blocks of i; adds the block index as a whole factor."""
+    """Names of the factors of a dim of `count` blocks of i. Adds factor `name`, the block index."""
     if count == 1:
         return ("i",)
     factors[name] = Factor(count, whole=True)
@@ -183,7 +183,7 @@ def cat(op: AtenOp) -> Rule:
 
 @rule
 def constant_pad_nd(op: AtenOp) -> Rule:
-    """`i . -> i .`: padded dims are whole."""
+    """`i . -> i .`: padded dims cannot be sharded."""
     pad = op.value("pad")
     shape = shape_of(op.operands[0])
     # Pairs (before, after), from the last dim on.
@@ -208,7 +208,7 @@ def move_within_dims(op: AtenOp) -> Rule:
 
 @rule
 def repeat(op: AtenOp) -> Rule:
-    """`i j -> (n i) j`: n, the number of copies, is whole."""
+    """`i j -> (n i) j`: n counts the copies, and cannot be sharded."""
     before, after = shape_of(op.operands[0]), shape_of(op.results[0])
     names, factors = passing(before)
     offset = len(after) - len(before)
@@ -224,7 +224,7 @@ def repeat(op: AtenOp) -> Rule:
 
 @rule
 def diagonal(op: AtenOp) -> Rule:
-    """`i . . -> i .`, or the reverse: the diagonal's two dims, and its own, stay unsharded."""
+    """`i . . -> i .`, or the reverse: the matrix dims and the diagonal cannot be sharded."""
     values = (op.operands[0], op.results[0])
     wide = max(map(shape_of, values), key=len)
     pair = named_dims(len(wide), [int(op.value("dim1")), int(op.value("dim2"))])
@@ -244,7 +244,7 @@ def other_dtype(op: AtenOp) -> Rule:
 
 @rule
 def windows_of_dim(op: AtenOp) -> Rule:
-    """`i . -> i . .`, or the reverse: the windowed dim, and a window's, stay unsharded."""
+    """`i . -> i . .`, or the reverse: windows, and the dim they slide on, cannot be sharded."""
     values = (op.operands[0], op.results[0])
     plain = min(map(shape_of, values), key=len)
     if not plain:

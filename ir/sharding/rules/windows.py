@@ -33,9 +33,9 @@ from shardweave.ir.sharding.rules.base import Localize, Localizer, Notation, Rul
 class Along(NamedTuple):
     """A spatial dim that can be sharded.
 
-    first: the first spatial dim. stride, times: indices of a block on the wide side, `(y s)`, and
-    on the narrow one, `(y t)`. before, after: wide indices beyond a shard that its windows reach,
-    if positive. factor: the number of y in the op's rule.
+    first: the first spatial dim. stride, times: a block's length on the wide side, `(y s)`, and on
+    the narrow one, `(y t)`. before, after: wide indices that windows read past either end of a
+    shard, if positive. factor: index of y among the rule's factors.
     """
 
     dim: int
@@ -52,7 +52,7 @@ class Along(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """Number of blocks beyond a shard that its windows reach."""
+        """Number of neighbouring blocks that a shard's windows read, at most, at either end."""
         return -(-max(self.halo[1:]) // self.stride)
 
 
@@ -61,7 +61,7 @@ Sharded = Sequence[tuple[Along, DimSharding]]
 
 
 def texts(alongs: Iterable[Along], first: int, rank: int) -> tuple[str, str]:
-    """Notation of the spatial dims, from `first` on, of wide and of narrow values."""
+    """Return the notation of the spatial dims, from `first` on: of the wide and the narrow side."""
     wide, narrow = ["."] * rank, ["."] * rank
     for along in alongs:
         name = f"y{along.dim}"
@@ -80,8 +80,8 @@ def windowed(
     sizes: dict[str, int] | None = None,
     **limits: Any,
 ) -> Rule:
-    """Build the rule of an op. even: whether spatial shards must be of equal size. localize: makes
-    the local form, of the dims with their factors' numbers."""
+    """Build the rule of an op with sliding windows. even: whether spatial shards must be of equal
+    size. localize: makes the rule's `localize` from `alongs` with their `factor` set."""
     inner = {f"s{a.dim}": a.stride for a in alongs} | {f"t{a.dim}": a.times for a in alongs}
     notation = Notation(op, text, {**(sizes or {}), **inner})
     names = {f"y{a.dim}": a for a in alongs}
@@ -100,8 +100,8 @@ def windows_along(
     wide: Sequence[int], narrow: Sequence[int], window: Sequence[Sequence[int]]
 ) -> list[Along]:
     """List the dims along which windows can be sharded: the stride divides them into as many blocks
-    as there are windows. wide, narrow: shapes. window: by spatial dim its length, stride, padding
-    and dilation."""
+    as there are windows. wide, narrow: shapes. window: (length, stride, padding, dilation) of each
+    spatial dim."""
     alongs: list[Along] = []
     first = len(wide) - len(window)
     for dim, (length, stride, padding, dilation) in enumerate(window, first):
@@ -115,13 +115,13 @@ def windows_along(
 
 
 def sharded_of(local: Localizer, alongs: Iterable[Along]) -> Sharded:
-    """The dims that are sharded in a local form."""
+    """The dims that a local form shards, with their placements."""
     pairs = [(along, local.placements[along.factor]) for along in alongs]
     return [(along, placements) for along, placements in pairs if placements]
 
 
 def wider(local: Localizer, value: SSAValue, sharded: Sharded, edge: str = "") -> SSAValue:
-    """Emit a value with its neighbours' indices."""
+    """Extend a value by its neighbours' indices (`dist.halo`)."""
     for along, placements in sharded:
         if along.reach:
             value = local.halo(value, placements, along.halo, edge)
@@ -129,7 +129,7 @@ def wider(local: Localizer, value: SSAValue, sharded: Sharded, edge: str = "") -
 
 
 def narrower(local: Localizer, value: SSAValue, sharded: Sharded, edge: str = "") -> SSAValue:
-    """Emit a gradient without its neighbours' indices, whose gradients they add."""
+    """Cut the halos off a gradient; the neighbours add them to theirs (`dist.halo_add`)."""
     for along, placements in reversed(sharded):
         if along.reach:
             value = local.halo(value, placements, along.halo, edge, adds=True)
@@ -137,7 +137,7 @@ def narrower(local: Localizer, value: SSAValue, sharded: Sharded, edge: str = ""
 
 
 def stretched(local: Localizer, value: SSAValue, halos: Iterable[Halo]) -> SSAValue:
-    """Emit a value with zeros in place of its neighbours' indices."""
+    """Extend a value by zeros in place of its neighbours' indices."""
     halos = [halo for halo in halos if any(halo[1:])]
     rank = len(shape_of(value))
     pad = [0] * 2 * rank
@@ -153,7 +153,7 @@ def stretched(local: Localizer, value: SSAValue, halos: Iterable[Halo]) -> SSAVa
 
 
 def wide_type(value: SSAValue | AnyTensor, halos: Iterable[Halo]) -> AnyTensor:
-    """The type of a value with its neighbours' indices."""
+    """The type of a value that is extended by halos."""
     type_ = tensor_type_of(value) if isinstance(value, SSAValue) else value
     sizes = list(type_.get_shape())
     for dim, before, after in halos:
@@ -171,14 +171,14 @@ def unpadded(local: Localizer, sharded: Sharded, name: str = "padding") -> list[
 
 
 def listed(op: AtenOp, name: str, num: int) -> list[int]:
-    """An argument with a number for each of `num` spatial dims; torch takes one for all, too."""
+    """An argument as a list of `num` numbers; torch also takes one number for all dims."""
     value = op.value(name)
     value = [value] if isinstance(value, int) else list(value)
     return value * num if len(value) == 1 else value
 
 
 def gives_gradients(op: AtenOp) -> bool:
-    """True for the backward of an op."""
+    """True for a backward op."""
     return op.signature.tensors[0].name == "grad_output"
 
 
@@ -215,7 +215,7 @@ def pool(op: AtenOp) -> Rule:
 
 
 def _windows_of(op: AtenOp, wide: SSAValue, narrow: SSAValue, num: int) -> list[tuple[int, ...]]:
-    """By spatial dim the length, stride, padding and dilation of a pool's windows."""
+    """List (length, stride, padding, dilation) of a pool's windows by spatial dim."""
     if op.signature.parameter("kernel_size") is None:  # adaptive
         sizes = zip(shape_of(wide)[-num:], shape_of(narrow)[-num:], strict=True)
         lengths = [max(whole // part, 1) for whole, part in sizes]
@@ -249,8 +249,8 @@ def _pooled(alongs: tuple[Along, ...]) -> Localize:
 
 
 def _renumbered(local: Localizer, places: SSAValue, x: SSAValue, sharded: Sharded) -> SSAValue:
-    """Emit a max pool's indices of elements of the local plane `x` as those of the global plane; in
-    the backward pass the other way around."""
+    """Convert a max pool's indices from the local plane `x` to the global plane; in the backward
+    pass from the global plane to the local one."""
     op, sign, own = local.op, 1, shape_of(x)
     before, after = own, shape_of(op.operands[0])
     if gives_gradients(op):

@@ -62,9 +62,9 @@ class JointPoint:
     device under `interleaved-1f1b`; other orders fix this number. recompute_layers: number of
     leading blocks of each stage that policy `layer` recomputes; 0: all (Megatron-LM's
     `--recompute-num-layers`). loss_chunks: chunks of the loss along tokens, used without
-    micro-batches, whose schedules keep logits until the backward pass. offload: values that the
-    host keeps for the backward pass. decompose: whether sequence-parallel products compute block by
-    block while blocks travel.
+    micro-batches, whose schedules keep logits until the backward pass. offload: values for
+    the backward pass, optimizer states or both (`OFFLOAD`), which the host keeps. decompose:
+    whether sequence-parallel products compute block by block while blocks travel.
     """
 
     replica: int = 1

@@ -144,15 +144,15 @@ class JointSpace:
         return is_other and self._may("sequence_parallel", True)
 
     def _with_buckets(self, point: JointPoint) -> Iterator[JointPoint]:
-        """Yield the point with each bucket size, or with the default if sizes do not matter."""
+        """Yield the point with each bucket size (the default if none matters) that is allowed."""
         for size in self.buckets if point.joins_messages else self.buckets[:1]:
             variant = point.with_value(buckets=size)
             if self.constraints.allows(variant):
                 yield variant
 
     def _usual(self, point: JointPoint) -> JointPoint | None:
-        """The point with the first schedule and order of micro-batches that are possible and that
-        the user allows; None if there are none."""
+        """The point with the first possible and allowed schedule and order of micro-batches; None
+        if there are none."""
         first = "cross-pass" if point.sub_batches > 1 else "in-order"
         if not self.constraints.names & {*ORDERS}:
             return point.with_value(schedule=first, buckets=self.buckets[0])
@@ -249,8 +249,8 @@ class JointSpace:
 
 
 def _zeros(replica: int, data: int, micro_batches: int) -> Sequence[int]:
-    """ZeRO stages that differ. Without micro-batches stage 2 equals stage 1; with data=1 nothing is
-    sharded, and further replicas give no stage: such points equal points with data."""
+    """ZeRO stages that differ. Without micro-batches stage 2 equals stage 1. With data=1 nothing is
+    sharded; with further replicas too, the point equals one with data, so there is no stage."""
     stages = (1, 2, 3) if micro_batches > 1 else (1, 3)
     if replica > 1:
         return stages if data > 1 else ()

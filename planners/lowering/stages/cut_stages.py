@@ -73,7 +73,7 @@ def cut_stages(
 ) -> None:
     """Cut a local program into the functions of its stages, run in the order of a schedule.
 
-    Stages are those of `dist.stages`, or else as equal as whole blocks allow. chunks: stages per
+    Stages are taken from `dist.stages`, else as equal as whole blocks allow. chunks: stages per
     coordinate of the stage axis; 0: given by `dist.stages`, or else by the schedule. zero: 1 and 2
     gather sharded parameters once in a step, 3 for each pass of a micro-batch; 1 scatters their
     gradients once, 2 and 3 for each micro-batch. cluster: a preset's name or a YAML file, for

@@ -171,7 +171,7 @@ def _first_rank(program: Program, place: int) -> int:
 
 
 def _models(program: Program, clusters: Sequence[PlacedCluster]) -> list[CostModel]:
-    """The cost model of each coordinate's ranks; those of ranks connected alike are the same."""
+    """The cost model of each coordinate's ranks; ranks with equal connections share one."""
     mesh, models = program.needed_mesh().within_stage, dict[Hashable, CostModel]()
     keys = [likeness(cluster) for cluster in clusters]
     for key, cluster in zip(keys, clusters, strict=True):

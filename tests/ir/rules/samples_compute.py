@@ -186,6 +186,7 @@ NORMALIZATIONS = (
     ),
     sample("native_group_norm", normal(*CHANNELS), normal(8), normal(8), 2, 8, 16, 4, 1e-5),
     sample("native_group_norm", normal(*CHANNELS), None, None, 2, 8, 16, 2, 1e-5),
+    sample("native_group_norm", normal(*CHANNELS), None, normal(8), 2, 8, 16, 2, 1e-5),
     sample(
         "native_group_norm_backward",
         *(normal(*CHANNELS), normal(*CHANNELS), normal(2, 4), above_one(2, 4), normal(8)),
