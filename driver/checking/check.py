@@ -283,7 +283,7 @@ def _named(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
     if tensor.shape != like.shape:
         raise ValueError(
             f"'{name}' has shape {tuple(tensor.shape)} in the step, but {tuple(like.shape)} in "
-            "the eager model."
+            "the eager model; the program may be of another model: compile this one again."
         )
     return tensor
 

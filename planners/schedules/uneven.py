@@ -148,19 +148,3 @@ def read_shares(text: str) -> tuple[tuple[int, ...], ...]:
             "stage separated by ',' and stages by '/', such as 8/5,3."
         )
     return tuple(tuple(map(int, part)) for part in parts)
-
-
-def check_shares(shares: Shares, stages: int, micro_batches: int) -> None:
-    """Raise PlanError unless shares match these numbers of stages and micro-batches."""
-    if not shares or stages % len(shares):
-        raise PlanError(
-            f"'shares' has {len(shares)} entries, which do not divide {stages} stages; give one "
-            "entry for each stage, or for each coordinate of the stage axis if ranks hold "
-            "several stages."
-        )
-    for stage, own in enumerate(shares):
-        if not own or min(own) < 1 or sum(own) != micro_batches:
-            raise PlanError(
-                f"the shares of stage {stage} are {list(own)}; give each of its ranks 1 or more "
-                f"micro-batches, {micro_batches} in all."
-            )

@@ -18,12 +18,11 @@ from shardweave.planners.cost.presets import cluster_to_order
 from shardweave.planners.lowering.stages.balance import balanced_stages
 from shardweave.planners.lowering.stages.list_stages import order_stages, tasks_of
 from shardweave.planners.plan.plan_names import Lookup
-from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES
+from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, check_shares
 from shardweave.planners.schedules.schedules import LIST, find_schedule, fixed_tables
 from shardweave.planners.schedules.table import Table
 from shardweave.planners.schedules.uneven import (
     Shares,
-    check_shares,
     read_shares,
     shares_text,
     uneven_table,
