@@ -108,8 +108,8 @@ def test_page_asks_for_nothing_else(page: Path) -> None:
 
 def test_memory_over_time_has_the_peak_that_the_simulation_gives() -> None:
     program = local("preset:oases")
-    series = memory_over_time(program, optimizer_multiplier=2)
     found = simulate(program, CLUSTER, optimizer_multiplier=2)
+    series = memory_over_time(program, found.memory.parts["optimizer"])
     assert len(series) == sum(1 for _ in program.ops) + 1 == len(found.op_end_s) + 1
     assert max(sum(parts.values()) for parts in series) == found.peak_bytes
     assert list(found.op_end_s) == sorted(found.op_end_s)
