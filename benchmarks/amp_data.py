@@ -141,6 +141,12 @@ def transformer_kept(tokens: int, hidden: int, heads: int, tensor: int) -> float
     return tokens * hidden * (10 + 24 / tensor) + 5 * heads * tokens**2 / tensor
 
 
+def transformer_workspace(tokens: int, heads: int, tensor: int) -> float:
+    """Bytes that a layer's backward pass needs for a while on one of `tensor` devices: gradients of
+    the attention's scores behind dropout and behind softmax, in 16 bit."""
+    return 2 * 2.0 * heads * tokens**2 / tensor
+
+
 @cache
 def gpt2() -> LayeredModel:
     """GPT-2 of 24 layers, 30 with the embedding, the head and what is between them."""
@@ -161,6 +167,9 @@ def gpt2() -> LayeredModel:
             lambda n: [table / n, 0.0, *repeat(layer / n, 24), 0.0, 0.0, table / n, 0.0]
         ),
         kept_bytes=_by_degree(kept),
+        workspace_bytes=_by_degree(
+            lambda n: [0.0, 0.0, *repeat(transformer_workspace(SEQ, HEADS, n), 24), *repeat(0.0, 4)]
+        ),
         repeated=(2, 24),
         tied=(Tied(0, 28, {n: table / n for n in DEGREES}),),
     )
@@ -185,6 +194,12 @@ def transgan() -> LayeredModel:
             lambda n: [
                 2.0 * TRANSGAN_TOKENS * HIDDEN,
                 *both(lambda tokens, hidden, heads: transformer_kept(tokens, hidden, heads, n)),
+            ]
+        ),
+        workspace_bytes=_by_degree(
+            lambda n: [
+                0.0,
+                *both(lambda tokens, hidden, heads: transformer_workspace(tokens, heads, n)),
             ]
         ),
         repeated=(0, 24),

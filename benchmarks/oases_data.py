@@ -41,6 +41,12 @@ class Row:
     comm_ms: float
     runtime_mb: float
 
+    @property
+    def twice(self) -> Row:
+        """The row of twice the batch, without what a larger batch gains."""
+        attn, mlp = ((2 * forward, 2 * backward) for forward, backward in (self.attn, self.mlp))
+        return Row(attn, mlp, 2 * self.comm_ms, 2 * self.runtime_mb)
+
 
 @dataclass(frozen=True)
 class Model:
@@ -97,14 +103,30 @@ def model_of(hidden: int) -> Model:
 def row_of(hidden: int, degree: int, batch: int) -> Row | None:
     """The profile's row; None if it has none.
 
-    Hidden 8192 is not profiled. Its products at degree p are those of hidden 4096 at degree p/4,
-    element for element of the weights, so that row stands for it; attention's scores, an eighth
-    of the work there, are half of that.
+    The profile has hidden sizes up to 4096. A size r times as large has at degree p the products of
+    the smaller size at degree p / r^2, element for element of the weights. Below degree 1 the
+    batch is r^2 / p times as large instead: as much work, with weights as many times smaller;
+    a batch that is not profiled takes twice the time of its half. Attention's scores, an eighth of
+    the work at most, are r times too many.
     """
-    found = profile().get((hidden, degree, batch))
-    if found is None and hidden == 8192 and degree % 4 == 0:
-        found = profile().get((4096, degree // 4, batch))
-    return found
+    if found := profile().get((hidden, degree, batch)):
+        return found
+    ratio, base = _SCALED.get(hidden, (1, hidden))
+    if ratio == 1:
+        return None
+    at, more = divmod(degree, ratio**2)
+    if at and not more:
+        key = base, at, batch
+    elif not at and not ratio**2 % degree:
+        key = base, 1, batch * ratio**2 // degree
+    else:
+        return None
+    half = profile().get((*key[:2], key[2] // 2))
+    return profile().get(key) or (half and half.twice)
+
+
+_SCALED = {6144: (2, 3072), 8192: (2, 4096), 12288: (4, 3072)}
+"""By hidden size that is not profiled: how many times a profiled size, and that size."""
 
 
 @cache

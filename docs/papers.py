@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from typing import Any
 
-from shardweave.docs.figure_tables import Rows, results, section, table
+from shardweave.docs.figure_tables import ROOT, Rows, results, section, table
+
+PARAGRAPHS = ROOT / "benchmarks" / "data" / "paragraphs"
+"""A file for each paper, by its planner's name."""
 
 
 def amp_search() -> list[str]:
@@ -153,8 +157,8 @@ def axonn_overlap() -> list[str]:
         "axonn_overlap.json",
         "Figure 3, GPT-20B on 16 GPUs of Perlmutter, gains in percent of the row before. Figure 7, "
         "how many of the five fastest grids are among a ranking's first five, and at which place "
-        "the fastest is: Equation 10 as printed has it seventh, since it has one bandwidth "
-        "within a node, where four GPUs have three times that of two. Figure 10, exposed "
+        "the fastest is: Equation 10 as printed ranks it seventh: it assumes one bandwidth within "
+        "a node, but four GPUs have three times the bandwidth of two. Figure 10, exposed "
         "seconds of GPT-80B on 1,024 dies of Frontier. Table "
         "II's U-Nets, with half of the paper's channels.",
         table("overlap | step, s | gain | the paper's", gains()),
@@ -326,8 +330,31 @@ def compared() -> list[str]:
     return lines
 
 
+STATES = {
+    "background": "nothing to build",
+    "built": "built as the paper has it, or more general",
+    "measured": "a figure or table beside ours",
+    "differs": "built or measured otherwise, and how",
+    "absent": "not here, and why",
+}
+"""What the tables of paragraphs say, and what it means."""
+
+
+def paragraphs() -> list[str]:
+    """A line for each paragraph, equation, figure and table of each paper."""
+    meanings = "; ".join(f"*{state}*: {meaning}" for state, meaning in STATES.items())
+    lines = ["## Paragraph by paragraph", "", f"{meanings}.", ""]
+    for path in sorted(PARAGRAPHS.glob("*.tsv")):
+        with path.open() as file:
+            rows = [list(row.values()) for row in csv.DictReader(file, delimiter="\t")]
+        lines += [f"### {path.stem.capitalize()}", ""]
+        lines += table("paragraph | says | state | here", rows)
+    return lines
+
+
 SECTIONS: tuple[Callable[[], list[str]], ...] = (
     compared, oases_degrees, oases_rates, axonn_plans, axonn_overlap, amp_search, amp_trials, oppa,
+    paragraphs,
 )  # fmt: skip
 
 
