@@ -45,7 +45,7 @@ def flash_attention(
     if query.is_cpu:
         return _KERNEL(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     _check_no_dropout(dropout_p)
-    attention = Attention(query, key, value, is_causal, attn_mask, scale)
+    attention = AttentionCall(query, key, value, is_causal, attn_mask, scale)
     if attention.kernel == "flash":
         return attention.flash()
     return attention.efficient() if attention.kernel == "efficient" else attention.plain()
@@ -72,7 +72,7 @@ def flash_attention_backward(
             attn_mask=attn_mask, scale=scale,
         )  # fmt: skip
     _check_no_dropout(dropout_p)
-    attention = Attention(query, key, value, is_causal, attn_mask, scale)
+    attention = AttentionCall(query, key, value, is_causal, attn_mask, scale)
     if attention.kernel == "flash":
         return attention.flash_backward(grad_out, out, logsumexp)
     if attention.kernel == "efficient":
@@ -81,7 +81,7 @@ def flash_attention_backward(
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionCall:
     """The operands and options of attention, and its computation on devices other than the CPU.
 
     PyTorch's flash attention takes 16-bit operands without a mask; its memory-efficient attention

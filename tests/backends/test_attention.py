@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shardweave.backends.emit.attention import (
-    Attention,
+    AttentionCall,
     flash_attention,
     flash_attention_backward,
 )
@@ -56,7 +56,7 @@ def test_plain_attention_equals_the_fused_kernel(
 ) -> None:
     query, key, value = operands(dtype, key_heads)
     given = options(case, dtype)
-    output, logsumexp = Attention(query, key, value, **given).plain()  # pyright: ignore[reportArgumentType]
+    output, logsumexp = AttentionCall(query, key, value, **given).plain()  # pyright: ignore[reportArgumentType]
     wanted = flash_attention(query, key, value, **given)  # pyright: ignore[reportArgumentType]
     assert_near((output, logsumexp), wanted, dtype)
 
@@ -71,7 +71,7 @@ def test_plain_gradients_equal_the_fused_kernels(
     given = options(case, dtype)
     saved = flash_attention(query, key, value, **given)  # pyright: ignore[reportArgumentType]
     grad = torch.randn_like(saved[0])
-    found = Attention(query, key, value, **given).plain_backward(grad, *saved)  # pyright: ignore[reportArgumentType]
+    found = AttentionCall(query, key, value, **given).plain_backward(grad, *saved)  # pyright: ignore[reportArgumentType]
     is_causal = bool(given.pop("is_causal", False))
     args = (grad, query, key, value, *saved, 0.0, is_causal)
     wanted = flash_attention_backward(*args, **given)  # pyright: ignore[reportArgumentType]
@@ -107,7 +107,7 @@ def test_fused_attention_on_a_gpu_equals_plain_ops_there(
         torch.nn.functional.pad(x, (0, -x.shape[-1] % 8)).cuda() for x in operands(dtype, key_heads)
     )
     saved = flash_attention(query, key, value, **given)  # pyright: ignore[reportArgumentType]
-    attention = Attention(query, key, value, **given)  # pyright: ignore[reportArgumentType]
+    attention = AttentionCall(query, key, value, **given)  # pyright: ignore[reportArgumentType]
     wanted = attention.plain()
     assert_near(saved, wanted, dtype)
     is_causal = bool(given.pop("is_causal", False))
