@@ -1,20 +1,22 @@
 """A measure of the tests: `python benchmarks/mutants.py [--n 60] [--room ir/proof] [--seed 0 1]`.
 
-Faults are drawn at random places of the package: a comparison is flipped, a `+` becomes a `-`, a
-number is off by one, a condition is turned, a check or a call is deleted (operators of Cosmic Ray,
-and one of our own that deletes a statement). All fast tests run once in a copy of the repository
-that records which tests reach which of the lines. Then each fault is planted, and the tests that
-reach its line run until one fails: first those of the nearest files, which import the file or are
-named after it, then the others, short ones first. A row says which test failed, after how many
-seconds, and how many tests reach the line. Survivors are printed with their difference: some
-change no result, which a person has to decide.
+A mutant is the package with one fault at a random place: a comparison is flipped, a `+` becomes a
+`-`, a number is off by one, a condition is negated, or a check or a call is deleted. Cosmic Ray
+plants the faults; only the operator that deletes statements is ours.
 
-`--n` faults are drawn for each seed. `--room` takes files below one folder, `--nearest` runs the
-files of the nearest tests and records nothing, `--workers` is the number of processes of pytest,
-`--limit-s` bounds the seconds of tests that one fault gets (those left out are counted),
-`--timeout-s` bounds one run of the tests (a mutant that does not end is killed, too). `--quick`
-draws three and runs their nearest tests. `--json FILE` writes the rows as data after each fault;
-the next run with the same file skips the rows that it holds. Exits 1 if more than 5% survive.
+First all fast tests run once in a copy of the repository, which records the tests that reach each
+faulty line. Then each fault is planted alone, and the tests that reach its line run until one
+fails. Tests in the nearest files (those that import the faulty file or are named after it) run
+first, then the others, the shortest first. A row names the test that failed, the seconds until
+then, and the number of tests that reach the line. Mutants that survive are printed as diffs: a
+person decides whether they change any result.
+
+`--n`: faults for each seed. `--room`: draw them below this folder. `--nearest`: run only the
+nearest files, and record nothing. `--workers`: processes of pytest. `--limit-s`: most seconds of
+tests for a fault; tests beyond them are left out and counted. `--timeout-s`: most seconds of one
+run of tests; a mutant that takes longer counts as killed. `--quick`: three faults and their nearest
+tests. `--json FILE`: write the rows after each fault, and skip those that the file holds. Exits 1
+if more than 5% survive.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Records which tests reach which lines of the package: marks in a copy of it, a plugin of pytest.
+"""A plugin of pytest that records the tests that reach given lines of a copy of the package.
 
-`mark_lines` puts a call of `hit` before statements of a copy. With this module as a plugin of
-pytest, and the folder of the records in the environment variable `FOLDER`, each test and mark that
-meet give a line there, also in processes that the test started, and so does the duration of each
-test.
+`mark_lines` inserts a call of `hit`, with the line's number as its mark, before statements of the
+copy. The plugin then writes to the folder that the environment variable `FOLDER` names: each pair
+of a test and a mark that it reaches, itself or in a process that it started, and each test's
+duration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 
 FOLDER = "SHARDWEAVE_REACHED"
 STALE_S = 0.2
-"""How long a process that a test started takes its parent's test to be the same."""
+"""Seconds for which a process that a test started relies on the name of the test that it read."""
 
 _own = [""]
 _parents: list[tuple[str, float]] = [("", -STALE_S)]
@@ -27,13 +27,13 @@ _seen = set[tuple[int, str]]()
 
 
 def _current() -> Path:
-    """The file that holds the name of the test that runs."""
+    """The file with the name of the running test."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
     return Path(os.environ[FOLDER]) / f"current-{worker}"
 
 
 def hit(mark: int) -> None:
-    """Record that the test that runs reached a mark."""
+    """Record that the running test reached a mark."""
     if FOLDER not in os.environ:
         return
     test = _own[0]

@@ -157,8 +157,8 @@ def axonn_overlap() -> list[str]:
         "axonn_overlap.json",
         "Figure 3, GPT-20B on 16 GPUs of Perlmutter, gains in percent of the row before. Figure 7, "
         "how many of the five fastest grids are among a ranking's first five, and at which place "
-        "the fastest is: Equation 10 as printed has it seventh, since it has one bandwidth "
-        "within a node, where four GPUs have three times that of two. Figure 10, exposed "
+        "the fastest is: Equation 10 as printed ranks it seventh: it assumes one bandwidth within "
+        "a node, but four GPUs have three times the bandwidth of two. Figure 10, exposed "
         "seconds of GPT-80B on 1,024 dies of Frontier. Table "
         "II's U-Nets, with half of the paper's channels.",
         table("overlap | step, s | gain | the paper's", gains()),

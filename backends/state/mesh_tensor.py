@@ -33,6 +33,10 @@ _OF_AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 """Functions that accept DTensors and plain tensors together."""
 
 
+_TO_THE_HOST = (Tensor.numpy, Tensor.tolist, Tensor.__array__)
+"""Functions that return values outside of torch; they return those of the full tensor."""
+
+
 class MeshTensor(DTensor):
     """A parameter, buffer, gradient or output on the mesh of a step, or of some stages.
 
@@ -40,7 +44,7 @@ class MeshTensor(DTensor):
     that `torch.nn.utils.clip_grad_norm_` and `torch.amp.GradScaler` work as on one device. Both are
     collective over all ranks: a rank of another stage has the tensor with an empty shard. Functions
     of lists of tensors, such as `torch._foreach_lerp_`, run mesh by mesh. A function that also
-    takes plain tensors runs on full tensors (`on_whole`).
+    takes plain tensors runs on full tensors (`on_whole`), and so do `numpy()` and `tolist()`.
     """
 
     @classmethod
@@ -59,7 +63,7 @@ class MeshTensor(DTensor):
             return _unscale(*args)
         kwargs = kwargs or {}
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        if len(tensors) > 1 and are_mixed(tensors):
+        if func in _TO_THE_HOST or (len(tensors) > 1 and are_mixed(tensors)):
             return on_whole_tensors(func, args, kwargs)
         if (func in NORMS or name == "_foreach_norm") and _is_of_infinity(args, kwargs):
             return _largest(args[0])

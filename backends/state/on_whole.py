@@ -56,19 +56,24 @@ def on_whole_tensors(func: Callable[..., Any], args: Sequence[Any], kwargs: dict
         value = values[key]
         is_first = bool(args) and args[0] is tensor
         if _version(value) != before[key] or (is_first and _writes(func, value)):
-            with torch.no_grad():
-                _write(value, tensor)
+            _write(value, tensor)
             if result is value:
                 result = tensor
     return result
 
 
 def _write(value: Tensor, into: DTensor) -> None:
-    """Write a whole value into a DTensor's shards; if it is unreduced, to the first rank's term."""
+    """Write a whole value into a DTensor's shards; if it is unreduced, to the first rank's term.
+
+    A value with a gradient function is copied by autograd, which then knows what was computed."""
+    if torch.is_grad_enabled() and value.requires_grad:
+        into.copy_(_Sharded.apply(value, _reduced(_plain(into)), type(into), False))  # pyright: ignore[reportArgumentType]
+        return
     coordinate = into.device_mesh.get_coordinate()
     if coordinate is None:
         return
-    own = local_part(into).copy_(shard_of(value, into))
+    with torch.no_grad():
+        own = local_part(into).copy_(shard_of(value, into))
     if any(p.is_partial() and at for p, at in zip(into.placements, coordinate, strict=True)):
         own.zero_()
 
@@ -104,27 +109,33 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: DTensor) -> Tensor:
         ctx.like, ctx.kind = _reduced(_plain(tensor)), type(tensor)
-        return full_value(ctx.like)
+        value = full_value(ctx.like)
+        # Not a view: autograd refuses writes into a view that a custom function made.
+        return value.new_empty(0).set_(value)  # pyright: ignore[reportArgumentType]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _Sharded.apply(gradient, ctx.like, ctx.kind)  # pyright: ignore[reportReturnType]
+        return _Sharded.apply(gradient, ctx.like, ctx.kind, True)  # pyright: ignore[reportReturnType]
 
 
 class _Sharded(torch.autograd.Function):
-    """Shards the gradient of a whole tensor, placed as `like`. Its backward gathers."""
+    """Shards a whole tensor, placed as `like`; a gradient is averaged over ranks that give rows of
+    their own. Its backward gathers."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, like: DTensor, kind: type[DTensor]) -> Tensor:
-        value = _mean_over_rows(value, like)
+    def forward(
+        ctx: Any, value: Tensor, like: DTensor, kind: type[DTensor], is_gradient: bool
+    ) -> Tensor:
+        if is_gradient:
+            value = _mean_over_rows(value, like)
         own = shard_of(value, like).clone(memory_format=torch.contiguous_format)
         return kind(own, dtensor_spec(like), requires_grad=False)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         del ctx
         whole = whole_tensor(gradient) if isinstance(gradient, DTensor) else gradient
-        return whole, None, None
+        return whole, None, None, None
 
 
 def _mean_over_rows(value: Tensor, like: DTensor) -> Tensor:

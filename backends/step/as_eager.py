@@ -1,7 +1,8 @@
 """Eager runs of a compiled model, on whole tensors on every rank.
 
-They serve two cases that compiled programs do not: gradients of gradients (`create_graph=True`),
-and calls with other tensors than the model's own (`torch.func.functional_call`).
+They serve three cases that compiled programs do not: gradients of gradients (`create_graph=True`),
+calls with other tensors than the model's own (`torch.func.functional_call`), and evaluation with
+arguments that are objects, such as the cache of `generate`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ from shardweave.ir.torch_private import pytree
 NOTE = (
     "create_graph=True, and torch.func.functional_call with other tensors, run the model as it is "
     "written, on whole tensors on every rank"
+)
+
+OBJECTS_NOTE = (
+    "in evaluation, calls with arguments that are no tensors, numbers or strings, as the cache "
+    "of generate(), run the model as it is written; each gathers all parameters on every rank"
 )
 
 
@@ -72,9 +78,18 @@ def _whole(tensor: Tensor) -> Tensor:
 @contextmanager
 def _as_in_call(step: ShardedState, call: StepCall, kept: Mapping[Key, Any]) -> Iterator[None]:
     """Context with the call's modes, full parameters, and copies of full buffers."""
+    with in_modes(step.modes, call.modes), on_full_tensors(step, kept):
+        yield
+
+
+@contextmanager
+def on_full_tensors(step: ShardedState, kept: Mapping[Key, Any] | None = None) -> Iterator[None]:
+    """Context in which the model has full parameters, and copies of full buffers. Collective.
+    kept: values that buffers have in place of their own."""
+    kept = kept or {}
     wholes: dict[int, Tensor] = {}
     for key, tensor in step.stored.items():
         held = tensor if key not in kept else step.backend.like(kept[key], tensor)
         wholes[id(tensor)] = _whole(held) if key[0] == "param" else _whole(held).clone()
-    with in_modes(step.modes, call.modes), with_tensors(places_of(step.model), wholes):
+    with with_tensors(places_of(step.model), wholes):
         yield

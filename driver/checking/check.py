@@ -48,7 +48,6 @@ class EagerOptions:
 
 PLAIN = EagerOptions()
 
-
 TOLERANCES: dict[torch.dtype, Tolerance] = {
     torch.float64: Tolerance(bound=1e-9, floor=1e-6),
     torch.float32: Tolerance(bound=1e-4, floor=1e-3),
@@ -283,7 +282,7 @@ def _named(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
     if tensor.shape != like.shape:
         raise ValueError(
             f"'{name}' has shape {tuple(tensor.shape)} in the step, but {tuple(like.shape)} in "
-            "the eager model."
+            "the eager model; the program may be of another model: compile this one again."
         )
     return tensor
 

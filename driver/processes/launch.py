@@ -1,8 +1,8 @@
 """One process per rank on this machine, all stopped as soon as one fails.
 
-The processes get the environment variables that torchrun would give them, and a folder of their
-own: the file through which they find each other (no port that another program could take), the
-output of every rank but the first, and the error of a rank that failed.
+The processes get torchrun's environment variables, and share a folder with three kinds of files:
+one through which they find each other (a port could be taken by another program), the output of
+each rank except 0, and the error of each rank that failed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 FOLDER = "SHARDWEAVE_LAUNCH_FOLDER"
-"""Environment variable of a launched process: the folder that it shares with the others."""
+"""Environment variable with the path of the folder that the launched processes share."""
 
 PROCESSES_PER_CORE = 8
 LEAST_PROCESSES = 64
@@ -59,12 +59,12 @@ class Worker:
 def launch(
     command: Sequence[str], num_processes: int, *, time_limit_s: float | None = None
 ) -> None:
-    """Run `command` as ranks 0 .. num_processes - 1 and wait until all have ended well.
+    """Run `command` as ranks 0 .. num_processes - 1 and wait until all have ended.
 
-    The output of rank 0 is passed through. If a process fails, or `time_limit_s` seconds have
-    passed, all are stopped; on Linux also if this process is killed. Raises ValueError with the
-    message of a rank that reported a plain failure (see `report_failure`), WorkerError for any
-    other.
+    Rank 0 writes to this process's output. If a rank fails or `time_limit_s` seconds have passed,
+    all ranks are stopped; on Linux they also stop if this process is killed. Raises ValueError with
+    a rank's message if that rank reported a plain failure (see `report_failure`), and WorkerError
+    for all other failures.
     """
     most = max(LEAST_PROCESSES, PROCESSES_PER_CORE * num_cores())
     if num_processes > most:
@@ -95,13 +95,14 @@ def is_launched() -> bool:
 
 
 def store_file() -> Path | None:
-    """The file by which processes that `launch` started find each other; else None."""
+    """The file through which launched processes find each other; None if `launch` did not start
+    this process."""
     return Path(os.environ[FOLDER], "store") if is_launched() else None
 
 
 def report_failure(error: BaseException, *, is_plain: bool) -> None:
-    """Tell the launcher why this rank is about to end, if `launch` started it. is_plain: whether
-    the message alone tells a user what is wrong, as with bad input."""
+    """Tell the launcher why this rank is about to end. is_plain: whether the message alone tells a
+    user what is wrong, as with bad input."""
     path = _report_path(Path(os.environ[FOLDER]), int(os.environ["RANK"]))
     record = {
         "time_s": time.time(),
@@ -130,9 +131,8 @@ def end_after(time_limit_s: float) -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process at once, without shutting down the interpreter. In a rank, threads of gloo
-    may still be giving back tensors, for which they need the interpreter; if it is ending, they
-    abort the process."""
+    """End this process at once, without shutting down the interpreter: threads of gloo that still
+    free tensors would abort the process if they found the interpreter shut down."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -161,8 +161,8 @@ def _start(command: Sequence[str], rank: int, num_processes: int, folder: Path) 
 
 
 def _dying_with_us() -> Callable[[], None] | None:
-    """Return a `preexec_fn` by which the system kills a new process as soon as the thread that
-    started it ends; None if the system has no such feature."""
+    """Return a `preexec_fn` that has Linux kill the new process when the thread that started it
+    ends; None on other systems."""
     if not sys.platform.startswith("linux"):
         return None
     # PyDLL keeps the interpreter's lock, which another thread may have held at the fork.
@@ -228,9 +228,9 @@ def _wait(workers: Sequence[Worker], time_limit_s: float | None) -> None:
 
 
 def _failure(failed: Sequence[Worker], num_processes: int) -> Exception:
-    """Return the error of the rank that failed first; the others fail for lack of it."""
+    """Return the error of the rank that failed first, which makes the other ranks fail."""
     reports = {worker.rank: _read_report(worker) for worker in failed}
-    # Without a report the process was killed or crashed, and that is a cause.
+    # A rank without a report was killed or crashed, so it counts as the first.
     first = min(failed, key=lambda worker: reports[worker.rank].get("time_s", 0.0))
     report = reports[first.rank]
     if report.get("is_plain"):

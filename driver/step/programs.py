@@ -117,19 +117,25 @@ class CompiledPrograms:
 
     def in_eager(self, call: StepCall, inputs: Mapping[str, Tensor]) -> Any:
         """Run the model's own code eagerly, with these inputs."""
-        model, choice = self.request.model, self.request.loss
+        choice = self.request.loss
         args, kwargs = call.form.arguments(tuple(inputs.values()))
-        cast = call.autocast or torch.get_default_dtype()
-        is_cast = call.autocast is not None
-        with (
-            as_written(model),
-            torch.autocast(self.first.backend.device.type, cast, enabled=is_cast),
-        ):
-            output = model(*args, **kwargs)
+        output = self.written(args, kwargs, call.autocast)
         if callable(choice):
             output = choice(output), output
         is_alone = self.request.only_loss and call.grad
         return chosen_loss(output, choice) if is_alone else output
+
+    def written(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], autocast: torch.dtype | None
+    ) -> Any:
+        """Run the model's own code eagerly, with any arguments."""
+        cast = autocast or torch.get_default_dtype()
+        kind = self.first.backend.device.type
+        with (
+            as_written(self.request.model),
+            torch.autocast(kind, cast, enabled=autocast is not None),
+        ):
+            return self.request.model(*args, **kwargs)
 
     def copied(self, model: nn.Module) -> CompiledPrograms:
         """Return the programs for a deep copy of the model; they share those compiled so far."""

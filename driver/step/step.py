@@ -37,6 +37,7 @@ from shardweave.backends.watch import watchdog
 from shardweave.backends.watch.failure_guard import FailureGuard
 from shardweave.driver.step.programs import CompiledPrograms, summary_of
 from shardweave.ir.capture.outputs import LOSS
+from shardweave.ir.capture.site import CaptureError
 from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.library.philox import STATE
 from shardweave.ir.mesh.mesh import Mesh
@@ -147,7 +148,13 @@ class Step(ShardedState):
         options = {name: kwargs.pop(name) for name in self._programs.options & kwargs.keys()}
         count = options.get("accumulate", 1)
         scale = _loss_scale(options.get("loss_scale"), self.backend.device)
-        call = self.call_of(args, kwargs)
+        try:
+            call = self.call_of(args, kwargs)
+        except CaptureError:
+            if self.model.training:
+                raise
+            self.note(as_eager.OBJECTS_NOTE)
+            return self._written(args, kwargs)
         self.failure_guard.check()
         if not self.has_own_tensors():
             self.note(as_eager.NOTE)
@@ -177,6 +184,12 @@ class Step(ShardedState):
         if recorded is not None:
             return _built(recorded.bound, recorded.attached())
         return self._returned(call, outputs)
+
+    def _written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run the model as it is written, on full tensors, in evaluation mode. Collective."""
+        autocast = autocast_dtype(self.backend.device.type) or self._programs.autocast
+        with torch.no_grad(), as_eager.on_full_tensors(self):
+            return self._programs.written(args, kwargs, autocast)
 
     def _compare(self, call: StepCall, words: str) -> bool:
         """Compare the ranks' calls and inputs: in every call if `words` is given, else in the first

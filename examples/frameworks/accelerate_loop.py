@@ -6,10 +6,10 @@ torchrun --nproc-per-node 2 examples/frameworks/accelerate_loop.py data=2 --zero
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
+import command
 import torch
 from accelerate import Accelerator
 from torch import nn
@@ -85,14 +85,5 @@ def train(
     return model, numbers
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("mesh", nargs="?")
-    parser.add_argument("--zero", type=int, default=0)
-    parser.add_argument("--folder", type=Path, default=Path("accelerated"))
-    options = parser.parse_args()
-    train(options.mesh, options.zero, options.folder)
-
-
 if __name__ == "__main__":
-    main()
+    command.run(train, "accelerated")

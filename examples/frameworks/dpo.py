@@ -8,10 +8,10 @@ Without a mesh it is the script for one process.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
+import command
 import tiny
 from datasets import Dataset
 from lora import tokenizer
@@ -20,7 +20,7 @@ from trl import DPOConfig, DPOTrainer
 import shardweave as sw
 
 
-def train(mesh: str | None, zero: int, folder: Path, steps: int = 3) -> DPOTrainer:
+def train(mesh: str | None, zero: int, folder: Path, steps: int = 3, **options: Any) -> DPOTrainer:
     model: Any = tiny.model()
     reference = tiny.model().requires_grad_(False)
     kind: type[DPOTrainer] = DPOTrainer
@@ -40,6 +40,7 @@ def train(mesh: str | None, zero: int, folder: Path, steps: int = 3) -> DPOTrain
         use_cpu=True,
         bf16=False,
         max_length=8,
+        **options,
     )
     texts = [[f"<{token}>" for token in row] for row in tiny.Rows(32).ids.tolist()]
     rows = {
@@ -59,14 +60,5 @@ def train(mesh: str | None, zero: int, folder: Path, steps: int = 3) -> DPOTrain
     return trainer
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("mesh", nargs="?")
-    parser.add_argument("--zero", type=int, default=0)
-    parser.add_argument("--folder", type=Path, default=Path("preferred"))
-    options = parser.parse_args()
-    train(options.mesh, options.zero, options.folder)
-
-
 if __name__ == "__main__":
-    main()
+    command.run(train, "preferred")

@@ -8,9 +8,9 @@ Run again, it goes on from the last checkpoint.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
+import command
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -76,14 +76,6 @@ def train(
     return module, [*module.losses, metrics["validation"]]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("mesh", nargs="?")
-    parser.add_argument("--zero", type=int, default=0)
-    parser.add_argument("--folder", type=Path, default=Path("lightning"))
-    options = parser.parse_args()
-    print(train(options.mesh, options.zero, options.folder)[1])
-
-
 if __name__ == "__main__":
-    main()
+    _, losses = command.run(train, "lightning")
+    print(losses)

@@ -8,10 +8,10 @@ Without a mesh it is the script for one process. Adapters are saved, and merged 
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
+import command
 import tiny
 import torch
 from datasets import Dataset
@@ -61,14 +61,5 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<0>", eos_token="<1>")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("mesh", nargs="?")
-    parser.add_argument("--zero", type=int, default=0)
-    parser.add_argument("--folder", type=Path, default=Path("tuned"))
-    options = parser.parse_args()
-    train(options.mesh, options.zero, options.folder)
-
-
 if __name__ == "__main__":
-    main()
+    command.run(train, "tuned")

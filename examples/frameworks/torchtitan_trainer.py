@@ -9,13 +9,13 @@ Without a mesh it is the script for one process. torchtitan needs a GPU.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import command
 import torch
 from torch import Tensor
 from torchtitan.components.checkpoint import CheckpointManager
@@ -89,7 +89,7 @@ def tiny() -> ModelSpec:
 
 
 def train(
-    mesh: str | None, zero: int, folder: Path, steps: int, **options: Any
+    mesh: str | None, zero: int, folder: Path, steps: int = 4, **options: Any
 ) -> tuple[torch.nn.Module, list[tuple[float, float]]]:
     """The model, and the loss and the norm of gradients in each step."""
     spec, parallelism = tiny(), ParallelismConfig()
@@ -135,16 +135,7 @@ def train(
     return trainer.model_parts[0], numbers
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("mesh", nargs="?")
-    parser.add_argument("--zero", type=int, default=0)
-    parser.add_argument("--folder", type=Path, default=Path("outputs"))
-    given = parser.parse_args()
-    _, numbers = train(given.mesh, given.zero, given.folder, steps=4)
+if __name__ == "__main__":
+    _, numbers = command.run(train, "outputs")
     if int(os.environ["RANK"]) == 0:
         print(f"losses: {[round(loss, 6) for loss, _ in numbers]}")
-
-
-if __name__ == "__main__":
-    main()

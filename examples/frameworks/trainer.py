@@ -9,9 +9,9 @@ from the last checkpoint, which plain transformers read too.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
+import command
 import tiny
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
@@ -49,14 +49,5 @@ def train(mesh: str | None, zero: int, folder: Path, steps: int = 4) -> Trainer:
     return trainer
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("mesh", nargs="?")
-    parser.add_argument("--zero", type=int, default=0)
-    parser.add_argument("--folder", type=Path, default=Path("trained"))
-    options = parser.parse_args()
-    train(options.mesh, options.zero, options.folder)
-
-
 if __name__ == "__main__":
-    main()
+    command.run(train, "trained")

@@ -25,20 +25,7 @@ from shardweave.ir.dialects.annotations import ANNOTATIONS, annotation_problem
 from shardweave.ir.dialects.literals import Literal, to_attribute, to_python
 from shardweave.ir.dialects.syntax import STRUCTURE, CallOp, Operands, flatten
 from shardweave.ir.dialects.types import number_of_type
-from shardweave.ir.library.grouped import (
-    ALL_ROWS,
-    GROUPED_MM,
-    GROUPED_OUTER,
-    OWN_ROWS,
-    ROW_BOUNDS,
-    ROW_ROUTES,
-)
-from shardweave.ir.library.philox import RANDOM
-from shardweave.ir.library.positional_attention import (
-    ATTENTION,
-    ATTENTION_BACKWARD,
-    MERGE_ATTENTION,
-)
+from shardweave.ir.library import grouped, philox, positional_attention
 from shardweave.ir.library.pure_ops import NOT_PURE, is_pure, pure_ops
 from shardweave.ir.torch_private import OpOverload, schema_of
 
@@ -46,18 +33,7 @@ NOT_STORED = frozenset({"device", "layout", "pin_memory", "memory_format", "gene
 """Arguments about placement and memory layout, which the backend decides."""
 
 
-OWN_OPS = (
-    RANDOM,
-    ATTENTION,
-    ATTENTION_BACKWARD,
-    MERGE_ATTENTION,
-    GROUPED_MM,
-    GROUPED_OUTER,
-    ROW_BOUNDS,
-    ROW_ROUTES,
-    OWN_ROWS,
-    ALL_ROWS,
-)
+OWN_OPS = (philox.RANDOM, *positional_attention.OPS, *grouped.OPS)
 """Ops of this package, made like those of ATen from its own `torch.library` schemas."""
 
 _ANNOTATIONS = frozenset(ANNOTATIONS)

@@ -32,19 +32,16 @@ from shardweave.ir.dialects.aten import OWN_OPS, aten_class
 from shardweave.ir.dialects.attributes import MeshAttr, PhaseAttr, ShardingAttr
 from shardweave.ir.dialects.dist_base import (
     NUMBER,
+    WORDS,
     AlongDimOp,
     CollectiveOp,
     DistOp,
     OverAxesOp,
     StartedOp,
+    number_property,
+    word_property,
 )
-from shardweave.ir.dialects.dist_ring import (
-    HaloAddOp,
-    HaloOp,
-    RingJoinOp,
-    RingSliceOp,
-    ShiftOp,
-)
+from shardweave.ir.dialects.dist_ring import HaloAddOp, HaloOp, RingJoinOp, RingSliceOp, ShiftOp
 from shardweave.ir.dialects.dist_rows import AddRowsOp, FetchRowsOp
 from shardweave.ir.dialects.literals import Literal, to_attribute
 from shardweave.ir.dialects.types import TENSOR, dtype_of_value, num_elements
@@ -56,7 +53,6 @@ TENSORS = RangeOf(TENSOR).of_length(AtLeast(1))
 REDUCTION = MessageConstraint(
     AttrSetConstraint(frozenset({StringAttr("sum"), StringAttr("max")})), '"sum" or "max"'
 )
-WORDS = MessageConstraint(StringAttr, "a string")
 
 
 KINDS: dict[str, type[CollectiveOp]] = {}
@@ -77,15 +73,12 @@ class ReshardOp(DistOp):
     name = "dist.reshard"
     value = operand_def(TENSOR)
     why_attr = prop_def(WORDS, prop_name="why")
+    why = word_property("why")
     resharded = result_def(TENSOR)
 
     @property
     def effect(self) -> Effect:
         return Effect()
-
-    @property
-    def why(self) -> str:
-        return self.why_attr.data
 
 
 @irdl_op_definition
@@ -158,17 +151,11 @@ class AllToAllOp(AlongDimOp, CollectiveOp):
     name = "dist.all_to_all"
     shard = operand_def(TENSOR)
     from_dim_attr = prop_def(NUMBER, prop_name="from_dim")
+    from_dim = number_property("from_dim")
     from_block_attr = prop_def(NUMBER, prop_name="from_block")
+    from_block = number_property("from_block")
     moved = result_def(TENSOR)
     ALL_PAIRS: ClassVar[bool] = True
-
-    @property
-    def from_dim(self) -> int:
-        return self.from_dim_attr.value.data
-
-    @property
-    def from_block(self) -> int:
-        return self.from_block_attr.value.data
 
     @property
     def effect(self) -> Effect:
@@ -260,21 +247,15 @@ class SendOp(DistOp):
     name = "dist.send"
     value = operand_def(TENSOR)
     to_attr = prop_def(NUMBER, prop_name="to")
+    to = number_property("to")
     message_attr = prop_def(WORDS, prop_name="name")
+    message = word_property("name")
 
     def expected_shapes(self, mesh: Mesh) -> list[tuple[int, ...]]:
         return []
 
     def sent_elements(self, mesh: Mesh) -> float:
         return float(num_elements(self.operands[0]))
-
-    @property
-    def to(self) -> int:
-        return self.to_attr.value.data
-
-    @property
-    def message(self) -> str:
-        return self.message_attr.data
 
 
 @irdl_op_definition
@@ -284,16 +265,10 @@ class RecvOp(DistOp):
 
     name = "dist.recv"
     from_attr = prop_def(NUMBER, prop_name="source")
+    source = number_property("source")
     message_attr = prop_def(WORDS, prop_name="name")
+    message = word_property("name")
     value = result_def(TENSOR)
-
-    @property
-    def source(self) -> int:
-        return self.from_attr.value.data
-
-    @property
-    def message(self) -> str:
-        return self.message_attr.data
 
 
 @irdl_op_definition
@@ -306,17 +281,11 @@ class RunOp(DistOp):
 
     name = "dist.run"
     function_attr = prop_def(WORDS, prop_name="function")
+    function = word_property("function")
     at_attr = prop_def(NUMBER, prop_name="at")
+    at = number_property("at")
     micro_batch_attr = opt_prop_def(NUMBER, prop_name="micro_batch")
     made = var_result_def(RangeOf(TENSOR))
-
-    @property
-    def function(self) -> str:
-        return self.function_attr.data
-
-    @property
-    def at(self) -> int:
-        return self.at_attr.value.data
 
     @property
     def micro_batch(self) -> int | None:

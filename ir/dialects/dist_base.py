@@ -6,7 +6,7 @@ A collective defines its `effect` on a value, and how much it sends; see `regist
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from torch import Tensor
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, StringAttr, i64
@@ -14,6 +14,7 @@ from xdsl.irdl import AtLeast, BaseAttr, MessageConstraint, RangeOf, prop_def, t
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
+from shardweave.ir.dialects.literals import to_python
 from shardweave.ir.dialects.syntax import DefinedOp
 from shardweave.ir.dialects.types import num_elements, shape_of, tensor_type_of
 from shardweave.ir.mesh.effect import Blocks, Effect
@@ -25,6 +26,17 @@ AXES = MessageConstraint(
     'a list such as ["tensor"]',
 )
 NUMBER = MessageConstraint(IntegerAttr.constr(i64), "a whole number")
+WORDS = MessageConstraint(StringAttr, "a string")
+
+
+def number_property(name: str) -> int:
+    """Make the accessor of an op's property `name`, a whole number, for the op's class."""
+    return cast("int", property(lambda op: to_python(op.properties[name])))
+
+
+def word_property(name: str) -> str:
+    """Make the accessor of an op's property `name`, a string, for the op's class."""
+    return cast("str", property(lambda op: to_python(op.properties[name])))
 
 
 class DistOp(DefinedOp):
@@ -186,15 +198,9 @@ class AlongDimOp(OverAxesOp):
     """Base of the ops that shard `dim` over the axes, or gather it, in blocks of `block`."""
 
     dim_attr = prop_def(NUMBER, prop_name="dim")
+    dim = number_property("dim")
     block_attr = prop_def(NUMBER, prop_name="block")
-
-    @property
-    def dim(self) -> int:
-        return self.dim_attr.value.data
-
-    @property
-    def block(self) -> int:
-        return self.block_attr.value.data
+    block = number_property("block")
 
     def verify_(self) -> None:
         rank = len(shape_of(self.operands[0]))

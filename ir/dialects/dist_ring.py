@@ -27,7 +27,13 @@ from xdsl.irdl import (
 from xdsl.irdl import var_operand_def as var_operands
 from xdsl.utils.exceptions import VerifyException
 
-from shardweave.ir.dialects.dist_base import NUMBER, AlongDimOp, CollectiveOp, OverAxesOp
+from shardweave.ir.dialects.dist_base import (
+    NUMBER,
+    AlongDimOp,
+    CollectiveOp,
+    OverAxesOp,
+    number_property,
+)
 from shardweave.ir.dialects.types import TENSOR, num_elements, shape_of
 from shardweave.ir.mesh.effect import Effect
 from shardweave.ir.mesh.mesh import Mesh
@@ -210,6 +216,7 @@ class RingSliceOp(_TurnedOp, AlongDimOp):
 
     name = "dist.ring_slice"
     turn_attr = prop_def(NUMBER, prop_name="turn")
+    turn = number_property("turn")
     value = operand_def(TENSOR)
     part = result_def(TENSOR)
 
@@ -217,10 +224,6 @@ class RingSliceOp(_TurnedOp, AlongDimOp):
     def is_view(self) -> bool:
         """True if the block is one slice of its operand, not several."""
         return shape_of(self.part)[self.dim] == self.block
-
-    @property
-    def turn(self) -> int:
-        return self.turn_attr.value.data
 
     def on_shards(self, members: Sequence[Tensor]) -> list[Tensor]:
         size = len(members)

@@ -49,6 +49,7 @@ ROW_BOUNDS = "dist.row_bounds"
 OWN_ROWS = "dist.own_rows"
 ROW_ROUTES = "dist.row_routes"
 ALL_ROWS = "dist.all_rows"
+OPS = (GROUPED_MM, GROUPED_OUTER, ROW_BOUNDS, ROW_ROUTES, OWN_ROWS, ALL_ROWS)
 """The ops' names in programs."""
 
 

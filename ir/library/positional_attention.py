@@ -39,6 +39,7 @@ _LIBRARY.define(
 ATTENTION = "dist.attention"
 ATTENTION_BACKWARD = "dist.attention_backward"
 MERGE_ATTENTION = "dist.merge_attention"
+OPS = (ATTENTION, ATTENTION_BACKWARD, MERGE_ATTENTION)
 """The ops' names in programs."""
 
 

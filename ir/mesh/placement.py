@@ -174,11 +174,6 @@ class Sharding:
         """True if every device holds the whole value."""
         return not self.axes
 
-    @cached_property
-    def num_shards(self) -> int:
-        """The number of different shards."""
-        return math.prod(p.size for dim in self.dims for p in dim)
-
     def whole(self) -> Sharding:
         """This sharding without its unreduced axes."""
         return Sharding(self.dims) if self.unreduced else self

@@ -2,15 +2,13 @@
 
 `capture` reads them off the module tree and stores them in the program as `dist.blocks`, unless
 the layers' names say the same. A program without that attribute has a block for each path up to a
-number (`h.3`, `encoder.block.0`); without numbers, for each of several siblings that hold layers
-and do the same ops.
+number (`h.3`, `encoder.block.0`).
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import cast
@@ -65,7 +63,7 @@ def blocks_of(program: Program) -> Blocks:
     """The blocks that a program stores. ValueError if `dist.blocks` is not a list of strings."""
     stored = program.module.attributes.get(BLOCKS)
     if stored is None:
-        return _derived(program)
+        return Blocks(_numbered(program))
     if not isinstance(stored, builtin.ArrayAttr) or not all(
         isinstance(name, builtin.StringAttr) for name in cast("builtin.ArrayAttr", stored)
     ):
@@ -80,8 +78,7 @@ def store_blocks(program: Program, paths: Iterable[str]) -> None:
     """Store the modules at `paths` as the program's blocks, except modules without ops. Stores
     nothing if the numbers in layers' names imply these blocks, as no pass changes the names."""
     names = _used(Blocks(tuple(paths)), program)
-    implied = _derived(program)
-    if names != implied.names or (names and names != _numbered(program)):
+    if names != _numbered(program):
         strings = [builtin.StringAttr(name) for name in names]
         program.module.attributes[BLOCKS] = builtin.ArrayAttr(strings)
 
@@ -90,54 +87,10 @@ def _used(blocks: Blocks, program: Program) -> tuple[str, ...]:
     return tuple(dict.fromkeys(b for op in program.ops if (b := blocks.of_op(op)) is not None))
 
 
-def _derived(program: Program) -> Blocks:
-    return Blocks(_numbered(program) or tuple(_equal_siblings(program)))
-
-
 def _numbered(program: Program) -> tuple[str, ...]:
     """The paths of layers up to their first number."""
     matches = (_UP_TO_NUMBER.match(layer) for layer in dict.fromkeys(map(layer_of, program.ops)))
     return tuple(dict.fromkeys(match[0] for match in matches if match))
-
-
-@dataclass
-class _Module:
-    """A module, rebuilt from the ops' layer names: its ops in order, and its children."""
-
-    path: str
-    ops: list[str] = field(default_factory=list[str])
-    layers: set[str] = field(default_factory=set[str])
-    children: dict[str, _Module] = field(default_factory=dict[str, "_Module"])
-
-    @property
-    def body(self) -> tuple[str, ...] | None:
-        """Names of the module's ops, to compare modules; None if all ops are of one layer."""
-        return tuple(self.ops) if len(self.layers) > 1 else None
-
-
-def _equal_siblings(program: Program) -> Iterator[str]:
-    """Yield paths of the outermost modules whose ops equal a sibling's, in order of first use."""
-    root = _Module("")
-    for op in program.ops:
-        if phase_of(op) != "forward":
-            continue
-        module, layer = root, layer_of(op)
-        for part in layer.split(".") if layer else ():
-            path = f"{module.path}.{part}" if module.path else part
-            module = module.children.setdefault(part, _Module(path))
-            module.ops.append(op.name)
-            module.layers.add(layer)
-    yield from _repeated_in(list(root.children.values()))
-
-
-def _repeated_in(siblings: Sequence[_Module]) -> Iterator[str]:
-    bodies = [module.body for module in siblings]
-    counts = Counter(body for body in bodies if body is not None)
-    for module, body in zip(siblings, bodies, strict=True):
-        if body is not None and counts[body] > 1:
-            yield module.path
-        else:
-            yield from _repeated_in(list(module.children.values()))
 
 
 def weight_ops(program: Program) -> list[Operation]:

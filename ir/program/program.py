@@ -123,7 +123,7 @@ class Program:
 
     def _repr_html_(self) -> str:
         """The layers, folded, for a notebook."""
-        return _call("shardweave.ir.inspect.html:program_html", self)
+        return _call("shardweave.ir.inspect.outline:program_html", self)
 
     def __eq__(self, other: object) -> bool:
         """True if both have the same structure, types and annotations; names do not count."""

@@ -168,17 +168,11 @@ def _source_of_region(op: FusedOp, position: int) -> SSAValue:
     return outside(root) if isinstance(root, BlockArgument) else op.results[roots.index(root)]
 
 
-def layout_source(value: SSAValue) -> SSAValue:
-    """Follow view and reshape ops back to the value whose elements they return, copied or not."""
+def layout_source(value: SSAValue, *, in_place: bool = False) -> SSAValue:
+    """Follow view and reshape ops back to the value whose elements they return, copied or not.
+    in_place: stop at an op that copies."""
     while isinstance(value.owner, Operation) and spec_of(value.owner).is_layout:
-        value = value.owner.operands[0]
-    return value
-
-
-def view_source(value: SSAValue) -> SSAValue:
-    """Follow views back to the value whose elements they return, while they share its memory."""
-    while isinstance(value.owner, Operation) and spec_of(value.owner).is_layout:
-        if copies(value.owner):
+        if in_place and copies(value.owner):
             break
         value = value.owner.operands[0]
     return value

@@ -15,7 +15,7 @@ from shardweave.ir.library.positional_attention import logsumexp_dtype
 from shardweave.ir.ops.registry import first_of_attention, spec_of
 from shardweave.ir.program.blocks import Blocks, blocks_of
 from shardweave.ir.program.program import Program
-from shardweave.ir.program.storage import added_rows, copies, is_view, view_source
+from shardweave.ir.program.storage import added_rows, copies, is_view, layout_source
 
 
 def bytes_moved(op: Operation) -> int:
@@ -89,7 +89,7 @@ def accesses(ops: Collection[Operation]) -> tuple[dict[SSAValue, int], dict[SSAV
             own = _numel(operand)
             own = min(own, count) if is_one_by_one else own
             needed[operand] = max(needed[operand], own)
-            source = view_source(operand)
+            source = layout_source(operand, in_place=True)
             if source.owner not in members and not is_view_here:
                 size = min(own * _bytes(operand) // _numel(operand), _bytes(source))
                 read[source] = max(size, read.get(source, 0))

@@ -18,13 +18,7 @@ from shardweave.ir.program.program import Slot
 from shardweave.ir.proof.model.expressions import Expressions
 from shardweave.ir.proof.model.local_forms import FormsOf
 from shardweave.ir.proof.ops import named
-from shardweave.ir.proof.relations.held import (
-    Local,
-    RankNumber,
-    Relation,
-    Row,
-    Value,
-)
+from shardweave.ir.proof.relations.held import Local, RankNumber, Relation, Row, Value
 from shardweave.ir.proof.walk import Walk
 
 
@@ -221,11 +215,7 @@ def _likely_problem(walk: Walk, op: Operation) -> str:
     values = [walk.values[value] for value in op.operands]
     refusal = walk.refusals.get(op)
     if refusal is not None:
-        if refusal.operand is None:
-            return refusal.problem
-        name = op.operands[refusal.operand].name_hint or refusal.operand
-        tail = f" {op.name}" if refusal.problem.endswith("before") else ""
-        return f"operand {refusal.operand} (%{name}) {refusal.problem}{tail}"
+        return refusal.text(op) + (f" {op.name}" if refusal.problem.endswith("before") else "")
     if isinstance(op, dist.DistOp):
         return _problem_of_collective(op, values)
     read = [
@@ -258,12 +248,5 @@ def _said(walk: Walk, operand: SSAValue, value: Value) -> str:
     if not isinstance(value, RankNumber):
         return "what a rank computes of its own"
     text = " + ".join([*(f"{n} x {axis}" for axis, n in value.terms), str(value.constant)])
-    return f"the position {text} ({', '.join(map(describe, _makers(operand)))})"
-
-
-def _makers(value: SSAValue) -> list[Operation]:
-    """Return the ops that compute a rank number, operands first."""
-    owner = value.owner
-    if isinstance(owner, Block):
-        return []
-    return [*(op for operand in owner.operands for op in _makers(operand)), owner]
+    makers = reversed(_makers_of([operand], walk))  # operands first
+    return f"the position {text} ({', '.join(map(describe, makers))})"

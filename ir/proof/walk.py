@@ -19,7 +19,13 @@ from shardweave.ir.dialects.types import shape_of
 from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.ops.registry import global_name, is_positional, spec_of
 from shardweave.ir.proof.model.expressions import Expressions, stand_in
-from shardweave.ir.proof.model.local_forms import OpForm, written
+from shardweave.ir.proof.model.local_forms import (
+    OpForm,
+    candidates,
+    other_arguments,
+    plain_cuts,
+    written,
+)
 from shardweave.ir.proof.ops import (
     FULL,
     ProofError,
@@ -46,7 +52,6 @@ from shardweave.ir.proof.relations.held import (
     Held,
     Local,
     ProofAxes,
-    Refusal,
     Relation,
     Shape,
     Value,
@@ -60,9 +65,9 @@ from shardweave.ir.proof.relations.padding import (
     zeros_after,
 )
 from shardweave.ir.proof.steps import attention, moves, ring
-from shardweave.ir.proof.steps.forms import candidates, other_arguments, plain_cuts
 from shardweave.ir.proof.steps.local_maxima import SCALED, sum_in_one
 from shardweave.ir.proof.steps.masks import masked
+from shardweave.ir.sharding.fit import Misfit
 from shardweave.ir.sharding.rules import Rule
 
 Key = tuple[str, frozenset[tuple[str, Attribute]], tuple[Value, ...], tuple[tuple[Shape, str], ...]]
@@ -81,7 +86,7 @@ class Walk:
     table: Expressions
     axes: ProofAxes
     values: dict[SSAValue, Value] = field(default_factory=dict[SSAValue, Value])
-    refusals: dict[Operation, Refusal] = field(default_factory=dict[Operation, Refusal])
+    refusals: dict[Operation, Misfit] = field(default_factory=dict[Operation, Misfit])
     known: dict[Key, tuple[Value, ...]] = field(default_factory=dict[Key, tuple[Value, ...]])
     steps: set[Value] = field(default_factory=set["Value"])
     others: dict[Value, list[Value]] = field(default_factory=dict[Value, list[Value]])
@@ -199,7 +204,7 @@ class Walk:
             return self._on_part_of_keys(op, operands)
         if op.name == SCALED:
             return self._sum_in_one(op, operands)
-        whole = masked(op, operands, self.table) if op.name == FILL else None
+        whole = masked(op, operands, self.table, self.axes) if op.name == FILL else None
         if whole is None:
             return moves.moved(op, operands, self.axes)
         for operand in operands:
@@ -256,10 +261,10 @@ class Walk:
             rule, shape = rule_of_sum(op.name, first.held.shape, second.held.shape)
         except ValueError:
             shapes = f"{first.held.shape} and {second.held.shape}"
-            self.refusals[op] = Refusal(f"adds parts of values of shapes {shapes}")
+            self.refusals[op] = Misfit(f"adds parts of values of shapes {shapes}")
             return None
         applied = self._applied(op, rule, (shape,), parts)
-        if isinstance(applied, Refusal):
+        if isinstance(applied, Misfit):
             self.refusals[op] = applied
             return None
         numbers = (first.held.number, second.held.number)
@@ -271,7 +276,7 @@ class Walk:
     ) -> tuple[Value, ...] | None:
         """Relate an op to the global op that it computes on shards; None if there is none."""
         if draws(op):
-            self.refusals[op] = Refusal("draws numbers of its own on each rank")
+            self.refusals[op] = Misfit("draws numbers of its own on each rank")
             return None
         numbers = tuple([part.held.number for part in parts])
         forms = self.table.forms.get((op.name, numbers), ())
@@ -297,7 +302,7 @@ class Walk:
         applied = self._applied(op, form.rule, shapes, parts)
         if isinstance(applied, Applied):
             applied = problem_of_padding(form.op, form.rule, applied.cuts, parts) or applied
-        if isinstance(applied, Refusal):
+        if isinstance(applied, Misfit):
             self.refusals.setdefault(op, applied)
             return None
         if form.rule.localize is not None and any(applied.cuts):
@@ -306,11 +311,11 @@ class Walk:
             self._write(form, parts, applied)
             made = self.known.get(key)
             if made is None:
-                self.refusals[op] = Refusal("has other arguments than its shards call for")
+                self.refusals[op] = Misfit("has other arguments than its shards call for")
             return made
         kinds = [dtype_kind_of(result) for result in form.op.results]
         if form.arguments != key[1] or kinds != [kind for _, kind in key[3]]:
-            self.refusals.setdefault(op, Refusal(other_arguments(op, form)))
+            self.refusals.setdefault(op, Misfit(other_arguments(op, form)))
             return None
         return self._held(op, form.rule, applied, parts, form.results, shapes, (form.results,))
 
@@ -322,7 +327,7 @@ class Walk:
             shardings = tuple([part.held.sharding for part in cut.parts])
             hints = (None,) * len(shapes)
             applied = apply_rule(rule, shardings, shapes, None, hints, self.axes.sized)
-            if isinstance(applied, Refusal) or uneven_factors(rule, applied.cuts):
+            if isinstance(applied, Misfit) or uneven_factors(rule, applied.cuts):
                 continue
             results = form.results
             wholes = self._held(form.op, rule, applied, cut.parts, results, shapes, (results,))
@@ -336,7 +341,7 @@ class Walk:
 
     def _applied(
         self, op: Operation, rule: Rule, whole: tuple[Shape, ...], parts: tuple[Relation, ...]
-    ) -> Applied | Refusal:
+    ) -> Applied | Misfit:
         local = tuple([shape_of(result) for result in op.results])
         return apply_rule(
             rule,
@@ -371,7 +376,7 @@ class Walk:
         """Relate an op's results by an applied rule. at: sub-batches of an op without operands."""
         together = united(parts) if parts else at
         if together is None:
-            self.refusals[op] = Refusal("reads values of different sub-batches")
+            self.refusals[op] = Misfit("reads values of different sub-batches")
             return None
         relations: list[Value] = []
         fills = zeros_after(op, rule, applied.cuts, parts)

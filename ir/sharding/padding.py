@@ -197,10 +197,11 @@ def _identities(
     elif rule.factors[factor].reach:
         yield 0  # what lies beyond the last index
     elif factor in lost and not (spec.is_lookup and index == 0):
-        yield 0 if rule.factors[factor].reduction == "sum" else _lowest(dtype)
+        yield 0 if rule.factors[factor].reduction == "sum" else lowest_of(dtype)
 
 
-def _lowest(dtype: torch.dtype) -> float:
+def lowest_of(dtype: torch.dtype) -> float:
+    """The number that changes no maximum."""
     if dtype.is_floating_point:
         return float("-inf")
     return 0 if dtype == torch.bool else torch.iinfo(dtype).min

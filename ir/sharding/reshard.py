@@ -202,5 +202,8 @@ def reshard(
     search.move_and_gather()
     search.slice_free_axes()
     if search.now.dims != goal.dims or search.now.unreduced != goal.unreduced:
-        raise AssertionError(f"resharding {source} -> {goal} of {shape} ended at {search.now}")
+        raise AssertionError(
+            f"resharding {source} -> {goal} of {shape} ended at {search.now}. This is a defect of "
+            "shardweave: report this line, and give the value another sharding until it is mended."
+        )
     return tuple(search.steps)

@@ -77,12 +77,14 @@ def _messages(reads: Mapping[str, _Read]) -> Iterator[tuple[str, Place]]:
     """Check that each message is sent and received once, with the same type and sharding."""
     senders: dict[Message, tuple[str, SendOp]] = {}
     for name, read in reads.items():
-        for key, op in read.sends.items():
+        for op in read.function.sends:
+            key = read.function.stage, op.to, op.message
             if key in senders:
                 yield f"@{name}: {_named(key)} is sent by @{senders[key][0]} too.", op
             senders[key] = name, op
     for name, read in reads.items():
-        for key, op in read.receives.items():
+        for op in read.function.receives:
+            key = op.source, read.function.stage, op.message
             if key not in senders:
                 yield f"@{name}: nobody sends {_named(key)}; add a dist.send of that name.", op
                 continue

@@ -122,7 +122,10 @@ class Propagation:
             if not self._backward():
                 break
         else:
-            raise AssertionError(f"propagation still changes after {MAX_SWEEPS} sweeps")
+            raise AssertionError(
+                f"propagation still changes after {MAX_SWEEPS} sweeps. This is a defect of "
+                "shardweave: report the plan, and shard fewer of its parameters until it is mended."
+            )
         shared = SharedWishes(self.flow, self.assignments, self.wishes, self._returned)
         shared.travel(self.ops, self.program.return_op.operands)
 

@@ -35,8 +35,9 @@ from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.reader import REPEATING
 from shardweave.planners.auto.space.point import DIMENSIONS, ORDERS, JointPoint, plainness
 from shardweave.planners.auto.space.space import JointSpace
+from shardweave.planners.auto.sparing import SPARING, Sparing
 from shardweave.planners.cost.quantity import counted, seconds_text
-from shardweave.planners.plan.plan_parts import OFFLOAD, Predicted
+from shardweave.planners.plan.plan_parts import Predicted
 
 STARTS = 3
 """Number of fastest points whose neighbours are simulated, since one may be a local optimum."""
@@ -82,12 +83,6 @@ PATIENCE = 4
 
 LATE = 8
 """A simulation that finds a faster plan allows a further eighth of the simulations after it."""
-
-SPARING = {"loss_chunks": (4, 16), "offload": OFFLOAD[1:]}
-"""Dimensions that only save memory, and the values to try, the fastest first."""
-
-NOTABLE = 0.05
-"""Least saving, as a share of the memory, for which `SPARING` is tried."""
 
 _Estimates = dict[JointPoint, PointEstimate]
 _Ranks = dict[JointPoint, tuple[object, ...]]
@@ -185,8 +180,10 @@ class JointSearch:
 
     @property
     def is_exact(self) -> bool:
-        """True if the lower bound of each point that was not simulated exceeds the best time."""
-        return not self.stopped and not any(True for _ in self._left())
+        """True if the lower bound of each point that was not simulated exceeds the best time, also
+        of points that would fit only with values of `SPARING`."""
+        lacking = any(self._lacking(dimension, is_bound=True) for dimension in SPARING)
+        return not self.stopped and not lacking and next(self._left(), None) is None
 
     def _estimate_all(self, points: Iterable[JointPoint], *, may_wait: bool = True) -> None:
         for number, point in enumerate(points):
@@ -355,13 +352,21 @@ class JointSearch:
         """Simulate points that lack memory with the values of `SPARING`, while there is time: the
         fastest ones, or, while nothing fits, those that then take the least memory. These few
         simulations may exceed the allowed number."""
-        for dimension, values in SPARING.items():
-            for point in self._lacking(dimension):
-                for other in (point.with_value(**{dimension: value}) for value in values):
-                    if time.monotonic() <= self.deadline_s and self.space.constraints.allows(other):
+        sparing = Sparing(self.space, self.estimator, self.capacity)
+        for dimension in SPARING:
+            for point in self._lacking(dimension)[:STARTS]:
+                for other in sparing.others(point, dimension):
+                    if time.monotonic() <= self.deadline_s:
                         predicted = self.evaluator.predict(other)
                         if predicted is None or predicted.fits:
                             break
+
+    def _lacking(self, dimension: str, *, is_bound: bool = False) -> list[JointPoint]:
+        best, sparing = self.best, Sparing(self.space, self.estimator, self.capacity)
+        priced = {**self.over, **self.estimates, **self.evaluator.simulated}
+        limit_s = best[1].time_s if best else None
+        lacking = sparing.lacking(priced, dimension, limit_s, is_bound=is_bound)
+        return [p for p in lacking if not self._is_seen(sparing.others(p, dimension)[0])]
 
     def _decompose(self) -> None:
         """Decompose the products of the fastest points that could win if they exposed no message,
@@ -372,19 +377,6 @@ class JointSearch:
             other = point.with_value(decompose=True)
             if time.monotonic() <= self.deadline_s and self.space.constraints.allows(other):
                 self.evaluator.predict(other)
-
-    def _lacking(self, dimension: str) -> list[JointPoint]:
-        limit_s = self.best[1].time_s if self.best else math.inf
-        ranks, simulated = dict[JointPoint, float](), self.evaluator.simulated
-        estimates = self.estimates if self.best else {**self.over, **self.estimates}
-        for point in {**estimates, **simulated}:
-            seen, spared = simulated.get(point), self.estimator.spared_bytes(point, dimension)
-            peak = seen.peak_bytes if seen else estimates[point].memory_bytes
-            time_s = seen.time_s if seen else estimates[point].time_s
-            fits_only_so = peak - spared <= self.capacity < peak
-            if time_s < limit_s and fits_only_so and spared > NOTABLE * self.capacity:
-                ranks[point] = time_s if self.best else peak - spared
-        return sorted(ranks, key=ranks.__getitem__)[:STARTS]
 
     def _see_rest(self) -> None:
         """Simulate all points that may be the fastest; those that `_waits` put off come last."""

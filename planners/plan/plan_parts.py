@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any, cast
 
@@ -238,12 +238,8 @@ def _checked_pipeline(value: object, where: str) -> Pipeline:
     read = cast("Pipeline", _pipeline(value, where))
     if not read.stages or not all(read.stages):
         raise PlanError(f"{where}.stages must be lists of layer names, none of them empty.")
-    if read.shares and len(read.stages) % len(read.shares):
-        raise PlanError(
-            f"{where}.shares has {len(read.shares)} entries, which do not divide the "
-            f"{len(read.stages)} stages; give one entry for each stage, or for each coordinate "
-            "of the stage axis if ranks hold several stages."
-        )
+    if read.shares:
+        check_shares(read.shares, len(read.stages), read.micro_batches, f"{where}.shares")
     for key in ("devices", "ranks"):
         count = len(getattr(read, key))
         if count not in (0, len(read.stages)):
@@ -251,13 +247,26 @@ def _checked_pipeline(value: object, where: str) -> Pipeline:
                 f"{where}.{key} has {count} entries, expected one for each of the "
                 f"{len(read.stages)} stages, or an empty list."
             )
-    for stage, own in enumerate(read.shares):
-        if not own or sum(own) != read.micro_batches:
-            raise PlanError(
-                f"{where}.shares[{stage}] is {list(own)}, expected the number of micro-batches "
-                f"that each rank of the stage runs, with the sum {read.micro_batches}."
-            )
     return read
+
+
+def check_shares(
+    shares: Sequence[Sequence[int]], stages: int, micro_batches: int, where: str = "shares"
+) -> None:
+    """Raise PlanError, which names `where`, unless shares (by stage, the number of micro-batches on
+    each of its ranks) match these numbers of stages and micro-batches."""
+    if not shares or stages % len(shares):
+        raise PlanError(
+            f"{where} has {len(shares)} entries, which do not divide {stages} stages; give one "
+            "entry for each stage, or for each coordinate of the stage axis if ranks hold "
+            "several stages."
+        )
+    for stage, own in enumerate(shares):
+        if not own or min(own) < 1 or sum(own) != micro_batches:
+            raise PlanError(
+                f"{where}[{stage}] is {list(own)}; list the number of micro-batches of each rank "
+                f"of the stage, each 1 or more, {micro_batches} in all."
+            )
 
 
 _pipeline = record_of(

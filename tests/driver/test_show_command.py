@@ -152,7 +152,7 @@ def test_notebook_shows_layers_folded_with_every_line(file: str) -> None:
 
 def test_notebook_shows_a_large_program_in_part() -> None:
     program = captured_model("gpt:layers=1,hidden=16,heads=2,vocab=32,seq=8,batch=4").program
-    from shardweave.ir.inspect import html as program_html
+    from shardweave.ir.inspect import outline as program_html
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program_html, "MAX_LINES", 10)

@@ -274,10 +274,7 @@ def written(*layers: str) -> Program:
     [
         (("h.0.a", "h.0.b", "h.1.a", "h.1"), ("h.0", "h.1")),
         (("a.0.b.1", "c"), ("a.0",)),
-        (("low.a", "low.b", "high.a", "high.c"), ("low", "high")),
-        (("net.low.a", "net.low.b", "net.high.a", "net.high.c"), ("net.low", "net.high")),
-        (("low", "low", "high", "high"), ()),  # two layers, not blocks that hold layers
-        (("low.a", "low.b", "high.a"), ()),
+        (("low.a", "low.b", "high.a", "high.c"), ()),
         (("", "a"), ()),
     ],
 )

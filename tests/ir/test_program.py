@@ -54,7 +54,7 @@ def test_ops_are_listed_by_layer_in_order_of_first_appearance() -> None:
 def test_sharding_of_an_argument_without_annotation_is_replicated() -> None:
     program = step(TEXT, "tensor=2")
     weight, count, *_ = program.arguments
-    assert program.sharding_of_slot(weight).num_shards == 2
+    assert program.sharding_of_slot(weight).placed_axes == {"tensor"}
     assert program.sharding_of_slot(count) == Sharding.replicated(0)
 
 

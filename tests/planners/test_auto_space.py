@@ -15,7 +15,7 @@ from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.evaluate import Evaluator
-from shardweave.planners.auto.planner import AutoOptions, plan_auto
+from shardweave.planners.auto.planner import AutoOptions, joint_search, plan_auto
 from shardweave.planners.auto.plans import PlanMaker
 from shardweave.planners.auto.reader import CostReader, Depths
 from shardweave.planners.auto.space.constraints import Constraints, point_of
@@ -177,3 +177,24 @@ def test_memory_is_spared_where_it_keeps_the_fastest_plan_from_fitting(dimension
     )
     with pytest.raises(PlanError, match="no plan"):
         planned_on(on)
+
+
+def test_search_is_exact_only_if_points_that_need_states_on_the_host_were_tried() -> None:
+    """Other points fit without it."""
+    case = captured("gpt:layers=2,hidden=64,heads=2,vocab=16,seq=16,batch=8")
+    testbed = with_dtype(find_cluster("testbed:nodes=2"))
+    near = {k: replace(d, host_bandwidth_bytes_s=5e10) for k, d in testbed.devices.items()}
+    parameters = sum(parameter.numel() for parameter in case.example.module.parameters())
+    options = AutoOptions(
+        fix="micro_batches=1,zero=0,stages=1,sub_batches=1,recompute=layer",
+        memory=f"{30 * parameters}B",
+    )
+    search = joint_search(case.program, None, replace(testbed, devices=near), options=options)
+    search.run()
+    assert search.best is not None
+    others = [p for p in search.evaluator.simulated if p.offload != "none"]
+    tried = {point.with_value(offload="none") for point in others}
+    faster = [p for p, e in search.over.items() if e.bound_s < search.best[1].time_s]
+    assert faster
+    assert not search.is_exact or set(faster) <= tried
+    assert tried & set(faster)

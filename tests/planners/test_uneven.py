@@ -18,14 +18,18 @@ from shardweave.planners.lowering.stages.choose import (
     with_pipeline,
 )
 from shardweave.planners.plan.plan import Plan
-from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, Pipeline, PlanError
+from shardweave.planners.plan.plan_parts import (
+    PIPELINE_SCHEDULES,
+    Pipeline,
+    PlanError,
+    check_shares,
+)
 from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
 from shardweave.planners.predict.predict import simulation_of
 from shardweave.planners.schedules.list_order import UNIT_COSTS, PassCosts, list_table, time_of
 from shardweave.planners.schedules.schedules import Schedule, find_schedule
 from shardweave.planners.schedules.table import Table, actions_in_order, gives_of
 from shardweave.planners.schedules.uneven import (
-    check_shares,
     fitted_shares,
     read_shares,
     shares_text,
@@ -146,10 +150,10 @@ def test_shares_read_back_from_their_text() -> None:
 @pytest.mark.parametrize(
     ("shares", "says"),
     [
-        (((4,),) * 3, "'shares' has 3 entries, which do not divide 2 stages"),
+        (((4,),) * 3, "shares has 3 entries, which do not divide 2 stages"),
         (
             ((4,), (3, 2)),
-            r"the shares of stage 1 are \[3, 2\]; give each of its ranks 1 or more .* 4 in all",
+            r"shares\[1\] is \[3, 2\]; list the number of .* each rank .* 1 or more, 4 in all",
         ),
     ],
 )
@@ -234,7 +238,7 @@ def test_plan_with_shares_reads_back_from_json() -> None:
     assert Plan.from_json(plan.to_json()) == plan
     text = plan.to_json().replace("3,\n        1", "3,\n        2")
     with pytest.raises(
-        PlanError, match=r"shares\[1\] is \[3, 2\], expected the number of micro-batches"
+        PlanError, match=r"shares\[1\] is \[3, 2\]; list the number of micro-batches"
     ):
         Plan.from_json(text)
 

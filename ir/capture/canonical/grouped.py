@@ -1,7 +1,8 @@
-"""Grouped matrix products (each group of rows by its own matrix), and scatter-adds of rows.
+"""Canonical forms of scatter-adds, gathers and grouped matrix products.
 
-Mixtures of experts that sort tokens by expert use these: `aten._grouped_mm`, or the ops that
-Hugging Face and torchtitan register in its place.
+A grouped product multiplies each group of rows by the group's own matrix. Mixtures of experts that
+sort tokens by expert use `aten._grouped_mm` or ops that Hugging Face and torchtitan register
+instead.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shardweave.ir.library.grouped import GROUPED_MM, GROUPED_OUTER
 
 @form("aten._grouped_mm")
 def _grouped_mm(call: Call) -> Result:
-    """Multiply matrices by groups of rows, of columns, or of the contracted dim."""
+    """Write a product whose groups lie along the rows, the columns or the contracted dim."""
     b, left, right, ends = call.builder, call["self"], call["mat2"], call["offs"]
     if call["bias"] is not None:
         raise CanonicalError(
@@ -66,7 +67,8 @@ def _product(
 
 
 def _starts(b: ImportBuilder, ends: SSAValue) -> SSAValue:
-    """Return each group's first row, the end of the previous group; all products share this op."""
+    """Return each group's first row, which is the end of the previous group, by one op for all
+    products with these `ends`."""
     for use in ends.uses:
         if use.operation.name == "aten.constant_pad_nd":
             return use.operation.results[0]
@@ -85,7 +87,7 @@ def _scatter_add(call: Call) -> Result:
 
 @form("aten.gather")
 def _gather(call: Call) -> Result:
-    """Turn a gather of whole rows (the gradient of a scatter-add of rows) into a row lookup."""
+    """Write a gather of whole rows, the gradient of their scatter-add, as a row lookup."""
     table, index = call["self"], call["index"]
     rows = _rows_of(index) if call["dim"] == 0 else None
     if rows is None or len(shape_of(table)) != 2 or shape_of(table)[1] != shape_of(index)[1]:
@@ -94,7 +96,7 @@ def _gather(call: Call) -> Result:
 
 
 def _added_rows(call: Call, base: SSAValue, index: SSAValue, source: SSAValue, dim: int) -> Result:
-    """Scatter-add `source` into `base`; whole rows into zeros become the gradient of a lookup."""
+    """Scatter-add `source` into `base`: the gradient of a lookup if whole rows go to zeros."""
     rows = _rows_of(index) if dim == 0 and is_zeros(base) else None
     if rows is None or shape_of(index) != shape_of(source):
         return call.add("aten.scatter_add", [base, index, source], {"dim": dim})

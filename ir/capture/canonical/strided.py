@@ -9,7 +9,7 @@ from xdsl.ir import SSAValue
 
 from shardweave.ir.capture.canonical.base import FORMS, Call, Result, form
 from shardweave.ir.capture.site import CaptureError, site_of_node
-from shardweave.ir.dialects.types import num_elements, shape_of, tensor_type
+from shardweave.ir.dialects.types import num_elements, shape_of
 
 
 def memory_order(node: torch.fx.Node) -> dict[str, list[int]]:
@@ -60,11 +60,7 @@ def _places(call: Call) -> SSAValue:
     b, size, stride = call.builder, list(call["size"]), list(call["stride"])
     places = b.full([1] * len(size), call["storage_offset"] or 0, torch.int64)
     for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
-        counts = tensor_type((length,), torch.int64)
-        start = {"start": 0, "step": step or 1}
-        if step == 0:
-            continue
-        count = b.add("aten.arange.start_step", [], [counts], start).results[0]
-        shape = [length if d == dim else 1 for d in range(len(size))]
-        places = b.call("aten.add.Tensor", places, b.view(count, shape))
+        if step:
+            shape = [length if d == dim else 1 for d in range(len(size))]
+            places = b.call("aten.add.Tensor", places, b.view(b.count(length, step), shape))
     return b.expand(places, size)

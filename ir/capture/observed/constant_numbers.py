@@ -11,7 +11,6 @@ random numbers and of buffers are still refused.
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -128,18 +127,21 @@ def _is_static(shape: Sequence[Any]) -> bool:
 
 def _writes(node: fx.Node, path: dict[fx.Node, None]) -> bool:
     """True if a node may change a tensor of `path` in place, directly or through a view."""
+    return changes_operand(node) and not path.keys().isdisjoint(_ancestors(node))
+
+
+def changes_operand(node: fx.Node) -> bool:
+    """True if a call in dynamo's graph may change an operand in place."""
     name = str(getattr(node.target, "__name__", node.target))
-    is_in_place = node.target is operator.setitem or (
-        name.endswith("_") and not name.endswith("__")
-    )
-    is_in_place |= node.target in _IN_PLACE or "out" in node.kwargs
-    return is_in_place and not path.keys().isdisjoint(_ancestors(node))
+    is_named_so = name.endswith("_") and not name.endswith("__")
+    return is_named_so or name.strip("_") in _IN_PLACE or "out" in node.kwargs
 
 
-_IN_PLACE = {
-    getattr(operator, f"i{name}")
-    for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul".split()
-}
+_IN_PLACE = frozenset(
+    "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift "
+    "imatmul".split()
+)
+"""Names of Python's operators that change their first operand."""
 
 
 def _ancestors(node: fx.Node) -> set[fx.Node]:

@@ -60,11 +60,10 @@ def dense_gradients(graph: torch.fx.Graph) -> list[str]:
     the same values; return a note for each."""
     changed = [node for node in graph.nodes if _asks_for_sparse(node)]
     for node in changed:
-        position = _SPARSE[node.target]
         if "sparse" in node.kwargs:
-            node.kwargs = {**node.kwargs, "sparse": False}
+            node.update_kwarg("sparse", False)
         else:
-            node.args = (*node.args[:position], False, *node.args[position + 1 :])
+            node.update_arg(_SPARSE[node.target], False)
     return [
         f"{site_of_node(node)}: the gradient of a table with sparse=True is dense in a step, with "
         "the same values; leave sparse=True out, and take torch.optim.Adam for SparseAdam"

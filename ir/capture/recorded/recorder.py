@@ -22,13 +22,14 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
+from shardweave.ir.capture.arguments import CONSTANTS
 from shardweave.ir.capture.observed.constant_numbers import REAL, constant_value
 from shardweave.ir.capture.observed.loose_tensors import CONSTANT, equal_constant
 from shardweave.ir.torch_private import FakeTensor, FakeTensorMode, assign_attribute, pytree
 
 _PLAIN = (
-    int, float, complex, bool, str, type(None), type(...), slice, torch.dtype, torch.device,
-    torch.layout, torch.memory_format, torch.Size,
+    *CONSTANTS, type(...), slice, torch.dtype, torch.device, torch.layout, torch.memory_format,
+    torch.Size,
 )  # fmt: skip
 """Types of constants that the code of a graph may contain."""
 

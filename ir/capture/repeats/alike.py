@@ -18,22 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardweave.ir.capture.arguments import CONSTANTS
 from shardweave.ir.dialects.types import dtype_word
 
 _CONSTANTS = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    torch.layout,
-    torch.memory_format,
-)
+    *CONSTANTS, bytes, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format,
+)  # fmt: skip
 _CODE = (type, types.BuiltinFunctionType, types.ModuleType, types.CodeType)
 _CONTAINERS = (list, tuple, dict, set, frozenset, partial)
 _OF_PYTHON = ("builtins", "collections", "functools")

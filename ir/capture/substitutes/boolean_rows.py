@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
+from shardweave.ir.capture.observed.constant_numbers import changes_operand
 from shardweave.ir.capture.site import CaptureError, site_of_node
 from shardweave.ir.capture.substitutes.row_by_row import tried_by_row
 
@@ -206,20 +207,7 @@ def _groups(graph: fx.Graph) -> list[_Group]:
 
 def is_written(tensor: fx.Node) -> bool:
     """True if some call may change `tensor` in place."""
-    return any(
-        user.args[:1] == (tensor,)
-        and (
-            user.target is operator.setitem
-            or (name := _name(user)).endswith("_")
-            # such as `operator.iadd`
-            or (user.target is getattr(operator, name, None) and hasattr(operator, name[1:]))
-        )
-        for user in tensor.users
-    )
-
-
-def _name(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    return any(user.args[:1] == (tensor,) and changes_operand(user) for user in tensor.users)
 
 
 def _is_same(first: Any, second: Any) -> bool:

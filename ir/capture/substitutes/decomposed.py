@@ -1,6 +1,9 @@
 # pyright: basic
-"""Ops that torch decomposes: batch norm into sums over the global batch, losses by elements; and
-interpolation, which it would decompose into indexing, which gathers images."""
+"""The ops that torch decomposes in capture, and interpolation, which is kept.
+
+Batch norm becomes sums over the global batch, and losses become elementwise ops. Interpolation
+would become indexing, for which sharded images would be gathered.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def interpolation_kept() -> Iterator[None]:
     """Trace interpolation as the ops that eager PyTorch runs, in the context."""
     with contextlib.ExitStack() as stack:
         for op in [getattr(packet, name) for packet in _KEPT for name in ("default", "vec")]:
-            # Without Python's kernels for autograd, those of C++ are traced.
+            # Without autograd kernels in Python, torch traces its kernels in C++.
             kept = {key: kernel for key, kernel in op.py_kernels.items() if key.name == "Meta"}
             stack.callback(op._dispatch_cache.clear)
             stack.enter_context(mock.patch.dict(op.py_kernels, kept, clear=True))

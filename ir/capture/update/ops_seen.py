@@ -12,13 +12,7 @@ import torch
 from torch import Tensor
 
 from shardweave.ir.ops.registry import spec_named
-from shardweave.ir.torch_private import (
-    OpOverload,
-    TorchDispatchMode,
-    memory_key,
-    pytree,
-    schema_of,
-)
+from shardweave.ir.torch_private import OpOverload, TorchDispatchMode, memory_key, pytree, schema_of
 
 _META = torch.device("meta")
 

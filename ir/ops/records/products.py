@@ -6,14 +6,7 @@ import math
 
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import num_elements, shape_of
-from shardweave.ir.library.grouped import (
-    ALL_ROWS,
-    GROUPED_MM,
-    GROUPED_OUTER,
-    OWN_ROWS,
-    ROW_BOUNDS,
-    ROW_ROUTES,
-)
+from shardweave.ir.library import grouped
 from shardweave.ir.ops.spec import OpSpec, Product, family
 
 
@@ -64,7 +57,7 @@ SPECS = (
         is_direct=True,
     ),
     OpSpec(
-        GROUPED_MM,
+        grouped.GROUPED_MM,
         rule="grouped",
         notation="i k, e k j, e, e -> i j",
         zero="any",
@@ -73,17 +66,17 @@ SPECS = (
         flops=_grouped_flops,
     ),
     OpSpec(
-        GROUPED_OUTER,
+        grouped.GROUPED_OUTER,
         rule="grouped",
         notation="i k, i j, e, e -> e k j",
         zero="any",
         grouped="matrices",
         flops=_grouped_flops,
     ),
-    OpSpec(ROW_BOUNDS),
-    OpSpec(ROW_ROUTES),
-    OpSpec(OWN_ROWS, rule="ragged_rows", ragged="begin"),
-    OpSpec(ALL_ROWS, rule="ragged_rows", ragged="end"),
+    OpSpec(grouped.ROW_BOUNDS),
+    OpSpec(grouped.ROW_ROUTES),
+    OpSpec(grouped.OWN_ROWS, rule="ragged_rows", ragged="begin"),
+    OpSpec(grouped.ALL_ROWS, rule="ragged_rows", ragged="end"),
     OpSpec("aten._scaled_mm", rule="scaled_product", product=Product((0, 1), weight=1)),
     OpSpec("aten.mv", notation="i k, k -> i", zero="any"),
     OpSpec("aten.dot", notation="k, k ->", zero="any"),

@@ -80,10 +80,7 @@ class Expressions:
 
     def sum_of(self, terms: Sequence[tuple[int, float]], shape: Shape, maker: Operation) -> int:
         """Number a sum of (expression number, coefficient) terms; nested sums are flattened."""
-        total: Terms = {}
-        for number, coefficient in terms:
-            for inner, factor in self.sums.get(number, {number: 1.0}).items():
-                total[inner] = total.get(inner, 0.0) + factor * coefficient
+        total = self._flattened(terms)
         if len(total) == 1:
             ((only, coefficient),) = total.items()
             if coefficient == 1 and self.shapes[only] == shape:
@@ -93,13 +90,16 @@ class Expressions:
         self.sums[number] = total
         return number
 
+    def _flattened(self, terms: Sequence[tuple[int, float]]) -> Terms:
+        total: Terms = {}
+        for number, coefficient in terms:
+            for inner, factor in self.sums.get(number, {number: 1.0}).items():
+                total[inner] = total.get(inner, 0.0) + factor * coefficient
+        return total
+
     def note_sum(self, number: int, terms: Sequence[int]) -> None:
         """Record that an expression also equals the sum of `terms`."""
-        total: Terms = {}
-        for term in terms:
-            for inner, factor in self.sums.get(term, {term: 1.0}).items():
-                total[inner] = total.get(inner, 0.0) + factor
-        self.sums[number] = total
+        total = self.sums[number] = self._flattened([(term, 1.0) for term in terms])
         self._known.setdefault(("sum", frozenset(total.items()), self.shapes[number]), (number,))
 
     def apply(self, op: Operation, operands: Sequence[int]) -> list[int]:

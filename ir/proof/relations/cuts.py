@@ -14,13 +14,13 @@ from shardweave.ir.proof.relations.held import (
     Cuts,
     Held,
     ProofAxes,
-    Refusal,
     Relation,
     Shape,
     is_free,
     reduced_over,
     stands_for,
 )
+from shardweave.ir.sharding.fit import Misfit
 from shardweave.ir.sharding.rules import Rule
 from shardweave.ir.sharding.rules.base import Dims
 
@@ -102,17 +102,17 @@ def apply_rule(
     local: tuple[Shape, ...] | None,
     hints: tuple[Sharding | None, ...],
     axes: SizedAxes,
-) -> Applied | Refusal:
-    """Derive the shardings of an op's results from its operands' shardings, or return a Refusal.
+) -> Applied | Misfit:
+    """Derive the shardings of an op's results from its operands' shardings, or return a Misfit.
 
     whole: the global shapes of the results. local: their local shapes; None accepts any. hints: the
     results' declared shardings, which only choose among correct ones.
     """
     cuts = _cuts(rule, operands)
-    if isinstance(cuts, Refusal):
+    if isinstance(cuts, Misfit):
         return cuts
     carried = _carried(rule, operands)
-    if isinstance(carried, Refusal):
+    if isinstance(carried, Misfit):
         return carried
     for index, (dims, hint) in enumerate(zip(rule.results, hints, strict=True)):
         problem = _complete(rule, cuts, dims, None if local is None else local[index], hint)
@@ -126,21 +126,21 @@ def apply_rule(
     for index, global_shape in enumerate(whole):
         made = rule.result(index, cuts, carried, [name for name, _ in axes])
         if made is None:
-            return Refusal("cannot be computed on shards of these operands")
+            return Misfit("cannot be computed on shards of these operands")
         expected = made.local_shape(global_shape)
         if local is not None and expected != local[index]:
-            return Refusal(f"has results of shape {local[index]}, expected {expected}")
+            return Misfit(f"has results of shape {local[index]}, expected {expected}")
         results.append(made)
     return Applied(tuple(cuts), tuple(results))
 
 
-def _cuts(rule: Rule, operands: Sequence[Sharding]) -> list[DimSharding] | Refusal:
-    """Return the sharding of each factor, or a Refusal if operands disagree on one."""
+def _cuts(rule: Rule, operands: Sequence[Sharding]) -> list[DimSharding] | Misfit:
+    """Return the sharding of each factor, or a Misfit if operands disagree on one."""
     read: list[list[DimSharding]] = []
     for index, (dims, sharding) in enumerate(zip(rule.operands, operands, strict=True)):
         own = rule.factors_of(dims, sharding.dims)
         if own is None:
-            return Refusal("is sharded in a dim that the op needs unsharded", index)
+            return Misfit("is sharded in a dim that the op needs unsharded", index)
         read.append(own)
     cuts: list[DimSharding] = [()] * len(rule.factors)
     for factor in range(len(rule.factors)):
@@ -156,10 +156,10 @@ def _cuts(rule: Rule, operands: Sequence[Sharding]) -> list[DimSharding] | Refus
         cuts[factor] = min((read[index][factor] for index in named or owners), key=_extent)
         for index in owners:
             if not stands_for(read[index][factor], cuts[factor]):
-                return Refusal("is not sharded as the other operands are", index)
+                return Misfit("is not sharded as the other operands are", index)
     whole = rule.completed(cuts)
     if not all(map(stands_for, cuts, whole)):
-        return Refusal("has operands that are not sharded in the same groups")
+        return Misfit("has operands that are not sharded in the same groups")
     return whole
 
 
@@ -172,8 +172,8 @@ def _extent(cut: DimSharding) -> int:
     return max((int(p.axis.removeprefix(FREE)) for p in cut if is_free(p)), default=0)
 
 
-def _carried(rule: Rule, operands: Sequence[Sharding]) -> tuple[str, ...] | Refusal:
-    """Axes over which the results are unreduced because linear operands are, or a Refusal."""
+def _carried(rule: Rule, operands: Sequence[Sharding]) -> tuple[str, ...] | Misfit:
+    """Axes over which the results are unreduced because linear operands are, or a Misfit."""
     linear = [operands[index].unreduced for index in sorted(rule.linear)]
     carried = linear[0] if linear else ()
     for index, sharding in enumerate(operands):
@@ -182,15 +182,15 @@ def _carried(rule: Rule, operands: Sequence[Sharding]) -> tuple[str, ...] | Refu
             continue
         if sharding.unreduced:
             over = ", ".join(sharding.unreduced)
-            return Refusal(f"is unreduced over {over}: an all_reduce is missing before", index)
+            return Misfit(f"is unreduced over {over}: an all_reduce is missing before", index)
         over = ", ".join(pending)
-        return Refusal(f"is not unreduced over {over}, but another operand is", index)
+        return Misfit(f"is not unreduced over {over}, but another operand is", index)
     return carried
 
 
 def _complete(
     rule: Rule, cuts: list[DimSharding], dims: Dims, shape: Shape | None, hint: Sharding | None
-) -> Refusal | None:
+) -> Misfit | None:
     """Add to `cuts` placements of the factors that only results have: the hint's, or free ones."""
     read = {factor for operand in rule.operands for names in operand for factor in names}
     named = rule.factors_of(dims, hint.dims) if hint and len(hint.dims) == len(dims) else None
@@ -213,7 +213,7 @@ def _complete(
             cuts[free[0]] = hinted[free[0]]  # uneven, and constant along any cut
             continue
         if rest or extent % ratio:
-            return Refusal(f"has {size} of {whole} elements of a dim, which is no shard")
+            return Misfit(f"has {size} of {whole} elements of a dim, which is no shard")
         cuts[free[0]] = (Placement(f"{FREE}{extent}", ratio, extent // ratio),)
     return None
 
@@ -245,19 +245,19 @@ def _name_lost(
         cuts[factor] = ordered(placements)
 
 
-def _problem(rule: Rule, cuts: Sequence[DimSharding], carried: Sequence[str]) -> Refusal | None:
+def _problem(rule: Rule, cuts: Sequence[DimSharding], carried: Sequence[str]) -> Misfit | None:
     """Explain why an op's factors cannot be sharded so; None if they can."""
     named = [p.axis for p in rule.placements(cuts) if not is_free(p)]
     twice = sorted({axis for axis in named if named.count(axis) > 1})
     if twice:
-        return Refusal(f"has operands that are sharded in different dims over {', '.join(twice)}")
+        return Misfit(f"has operands that are sharded in different dims over {', '.join(twice)}")
     if set(named) & set(carried):
-        return Refusal("is sharded over an axis over which an operand is unreduced")
+        return Misfit("is sharded over an axis over which an operand is unreduced")
     for index, cut in enumerate(cuts):
         if not rule.can_cut(index, cut):
-            return Refusal("cannot be computed on shards of these operands")
+            return Misfit("cannot be computed on shards of these operands")
         if _is_free(cut) and not _is_kept(rule, index):
-            return Refusal("sums equal values over axes that no sharding names")
+            return Misfit("sums equal values over axes that no sharding names")
     return None
 
 

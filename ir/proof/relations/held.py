@@ -38,14 +38,6 @@ Cuts = tuple[DimSharding, ...]
 """The placements that shard each factor of a rule."""
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """The reason why a rule does not apply. operand: index of the operand at fault, if any."""
-
-    problem: str
-    operand: int | None = None
-
-
 def is_free(placement: Placement) -> bool:
     return placement.axis.startswith(FREE)
 

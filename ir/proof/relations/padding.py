@@ -12,8 +12,6 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-import torch
-
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.mesh.placement import is_even
@@ -24,10 +22,11 @@ from shardweave.ir.proof.relations.held import (
     Held,
     ProofAxes,
     RankNumber,
-    Refusal,
     Relation,
     Value,
 )
+from shardweave.ir.sharding.fit import Misfit
+from shardweave.ir.sharding.padding import lowest_of
 from shardweave.ir.sharding.rules import Rule
 
 
@@ -78,7 +77,7 @@ def uneven_factors(rule: Rule, cuts: Cuts) -> frozenset[int]:
 
 def problem_of_padding(
     op: AtenOp, rule: Rule, cuts: Cuts, parts: Sequence[Relation]
-) -> Refusal | None:
+) -> Misfit | None:
     """Explain why padding of an op's operands could change its results; None if it cannot."""
     uneven = uneven_factors(rule, cuts)
     if not uneven:
@@ -87,7 +86,7 @@ def problem_of_padding(
         fill = part.held.fill
         for dim, wanted in _needed(op, rule, cuts, index):
             if fill is None or fill.value != wanted or dim not in fill.dims:
-                return Refusal(f"has padding in dim {dim} that is not known to be {wanted}", index)
+                return Misfit(f"has padding in dim {dim} that is not known to be {wanted}", index)
     return None
 
 
@@ -101,13 +100,7 @@ def _needed(op: AtenOp, rule: Rule, cuts: Cuts, index: int) -> Iterator[tuple[in
             if is_index:
                 yield dim, 0
             elif is_lost and not (spec_of(op).is_lookup and index == 0):
-                yield dim, 0 if rule.factors[factor].reduction == "sum" else _lowest(dtype)
-
-
-def _lowest(dtype: torch.dtype) -> float:
-    if dtype.is_floating_point:
-        return float("-inf")
-    return 0 if dtype == torch.bool else torch.iinfo(dtype).min
+                yield dim, 0 if rule.factors[factor].reduction == "sum" else lowest_of(dtype)
 
 
 def zeros_after(op: AtenOp, rule: Rule, cuts: Cuts, parts: Sequence[Relation]) -> list[Fill]:

@@ -75,7 +75,8 @@ class _Stages:
             self.walk.values[slot.value] = self._argument(function, slot)
         for op in function.ops:
             if isinstance(op, RecvOp):
-                self._receive(function, op)
+                message = op.source, function.stage, op.message
+                self.walk.links[op.results[0]] = self.schedule.sent[message]
             elif isinstance(op, dist.DistOp) and not isinstance(op, SendOp):
                 self._check_axes(function, op)
         self.walk.block(function.function.body.block.ops)
@@ -97,16 +98,6 @@ class _Stages:
                 f"{', '.join(op.axes)}, but ranks of one stage can communicate over "
                 f"{', '.join(within)} only; remove the other axes."
             )
-
-    def _receive(self, function: StageFunction, op: RecvOp) -> None:
-        sender, value = self.schedule.sender(function, op)
-        if value.type != op.results[0].type:
-            raise ProofError(
-                f"stage function @{function.name}: {describe(op)} receives message "
-                f"'{op.message}' as {op.results[0].type}, but @{sender.name} sends it as "
-                f"{value.type}; give both one type."
-            )
-        self.walk.links[op.results[0]] = value
 
     # What a function takes
 

@@ -11,13 +11,15 @@ from shardweave.ir.dialects.annotations import arguments_of
 from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.literals import to_python
 from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.mesh.placement import DimSharding, is_contiguous
+from shardweave.ir.mesh.placement import is_contiguous
 from shardweave.ir.proof.model.expressions import Expressions
-from shardweave.ir.proof.relations.held import RING, Local, RankNumber, Relation, Value
-from shardweave.ir.proof.relations.padding import with_fill
+from shardweave.ir.proof.relations.held import RING, Local, ProofAxes, RankNumber, Relation, Value
+from shardweave.ir.proof.relations.padding import rank_position, with_fill
 
 
-def masked(op: AtenOp, operands: Sequence[Value], table: Expressions) -> Value | None:
+def masked(
+    op: AtenOp, operands: Sequence[Value], table: Expressions, axes: ProofAxes
+) -> Value | None:
     """Relate a `masked_fill` that fills exactly the padding of one dim; None for other fills."""
     part, mask = operands
     column = shape_of(op.operands[1])
@@ -35,22 +37,11 @@ def masked(op: AtenOp, operands: Sequence[Value], table: Expressions) -> Value |
         return None
     is_end = to_python(dict(mask.arguments)["other"]) == size
     is_whole = column[0] == held.local_shape[dim] and is_contiguous(cut, size)
-    if not is_end or not is_whole or first_of_range(mask.operands[0], table) != _offset(cut, part):
+    shard = rank_position([placement.axis for placement in cut], axes, dict(part.at))
+    start = shard.times(cut[-1].stride if cut else 1)
+    if not is_end or not is_whole or first_of_range(mask.operands[0], table) != start:
         return None
     return Relation(held.filled(with_fill(held.fill, float(op.value("value")), dim)), part.at)
-
-
-def _offset(cut: DimSharding, part: Relation) -> RankNumber:
-    """The global index of the first element of a rank's shard of a dim."""
-    offset, at = RankNumber(()), dict(part.at)
-    for placement in cut:
-        if placement.axis in at:
-            (coordinate,) = at[placement.axis]
-            own = RankNumber((), coordinate * placement.stride)
-        else:
-            own = RankNumber(((placement.axis, placement.stride),))
-        offset = offset.plus(own)
-    return offset
 
 
 def first_of_range(value: Value, table: Expressions) -> RankNumber | None:

@@ -18,14 +18,13 @@ from shardweave.ir.sharding.rules import (
     indexing,
     matmul,
     reductions,
-    searches,
     views,
     windows,
 )
 from shardweave.ir.sharding.rules.base import RULES, Notation, Rule, RuleFunction, replicated_rule
 
 _FAMILIES = (
-    attention, convolution, factories, indexing, matmul, reductions, searches, views, windows,
+    attention, convolution, factories, indexing, matmul, reductions, views, windows,
 )  # fmt: skip
 """Imported so that their functions are registered."""
 

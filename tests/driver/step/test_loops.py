@@ -54,7 +54,7 @@ def ranks(names: list[str], mesh: str, zero: int) -> None:
 def test_loops_train_as_in_eager_on_processes() -> None:
     names = ["optimizer first", "scaler", "LBFGS", "adversarial", "Wasserstein with penalty"]
     names += ["meta-learning", "weight penalty", "retained graph", "submodules", "validation"]
-    run_ranks(ranks, 2, [*names, "weights averaged"], "data=2", 3)
+    run_ranks(ranks, 2, [*names, "weights averaged", "in place"], "data=2", 3)
 
 
 @pytest.mark.slow
