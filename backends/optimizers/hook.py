@@ -7,8 +7,7 @@ optimizers, and with results that differ from one process's for others (`torch.o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -19,17 +18,16 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardweave.backends.optimizers.host_states import (
     Copies,
+    bring,
     copies_of,
     groups_of,
     keep_states,
     stream,
+    without_parameters,
 )
 from shardweave.backends.optimizers.owned_step import run_owned
 from shardweave.backends.optimizers.owners import Owned, owned_updates
@@ -47,15 +45,18 @@ class OptimizerNote(UserWarning):
 
 
 class _Running(NamedTuple):
-    """The step that is running, of an optimizer or its stand-in. ends: called after it."""
+    """A running step. args: its call's arguments, compared by identity. ends: called after it."""
 
-    optimizer: Optimizer
+    args: tuple[Any, ...]
     ends: Sequence[Callable[[], None]]
 
 
+_KEY = -1
+"""Key of `_before` and `_after` among an optimizer's hooks; torch's keys are not negative."""
+
 _MESHES: dict[int, ref[DeviceMesh]] = {}
 _RUNNING: list[_Running] = []
-"""The step that is running, if any; at most one."""
+"""The step that is running, if any; at most one. A step that raised an error stays here."""
 
 _KNOWN: WeakKeyDictionary[Optimizer, tuple[Any, Reads]] = WeakKeyDictionary()
 """By optimizer: the reads of its last step, and the settings on which they depend."""
@@ -76,8 +77,22 @@ def keep_states_on_host(parameters: Iterable[Tensor], copies: Copies) -> None:
 
 @cache
 def _register() -> None:
-    register_optimizer_step_pre_hook(_before)
-    register_optimizer_step_post_hook(_after)
+    register_optimizer_step_pre_hook(_hook_innermost)
+
+
+def _hook_innermost(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Make `_before` the last of all pre-hooks, and `_after` the first of all post-hooks: hooks of
+    users then run before and after the whole update. Torch runs an optimizer's own hooks between
+    the global ones."""
+    del args, kwargs
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    if next(reversed(before), None) != _KEY:
+        before.pop(_KEY, None)
+        before[_KEY] = _before
+    if next(iter(after), None) != _KEY:
+        others = {key: hook for key, hook in after.items() if key != _KEY}
+        after.clear()
+        after.update({_KEY: _after, **others})
 
 
 def _is_ours(parameter: Tensor) -> bool:
@@ -92,89 +107,88 @@ def _before(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Prepare a step; returns the arguments for torch to call it with, a stand-in first."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    has_closure = closure is not None
-    copies = copies_of(parameters)
-    if not any(map(_is_ours, parameters)):
+    is_sharded, copies = any(map(_is_ours, parameters)), copies_of(parameters)
+    if not is_sharded:
         check_not_replaced(parameters)
-        if copies is not None and not _is_nested():
-            _stream_plain(optimizer, parameters, copies, has_closure=has_closure)
-        return None
+        if copies is None or _is_nested():
+            return None
+    has_closure = _closure_of(args, kwargs) is not None
     has_gradient = _have_gradients(parameters, has_closure=has_closure)
-    reads = _reads(optimizer, parameters, has_gradient, has_closure=has_closure)
-    _check_not_nested(optimizer)
+    reads = Reads(frozenset(), frozenset())
+    if is_sharded:
+        reads = _reads(optimizer, parameters, has_gradient, has_closure=has_closure)
+        _check_not_nested(optimizer)
     ends: list[Callable[[], None]] = []
     if copies is not None:
-        is_apart = is_torchs(optimizer) and not (reads.full or has_closure)
-        groups = groups_of(parameters, has_gradient if is_apart else None)
-        update = partial(_update, optimizer, parameters)
-        ends.append(stream(optimizer, parameters, groups, copies, update))
-        has_gradient = [has and i in groups[-1] for i, has in enumerate(has_gradient)]
+        if is_torchs(optimizer) and not (reads.full or has_closure):
+            stream(optimizer, parameters, groups_of(parameters, has_gradient), copies, _update)
+            return (without_parameters(optimizer), *args[1:]), kwargs
+        ends.append(bring(optimizer, parameters, copies))
+    if is_sharded:
+        stand_ins, own_ends = _stand_ins(optimizer, parameters, reads, has_gradient, has_closure)
+        args, kwargs = _replaced(stand_ins, args, kwargs)
+        ends[:0] = own_ends
+    _RUNNING[:] = [_Running(args, ends)]
+    return args, kwargs
+
+
+def _closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    return args[1] if len(args) > 1 else kwargs.get("closure")
+
+
+def _stand_ins(
+    optimizer: Optimizer,
+    parameters: Sequence[Tensor],
+    reads: Reads,
+    has_gradient: Sequence[bool],
+    has_closure: bool,
+) -> tuple[StandIns, list[Callable[[], None]]]:
+    """Run the updates that owners compute; returns stand-ins for the others, and functions to call
+    after the step. Collective."""
     owned: dict[int, Owned] = {}
     if reads.full and not has_closure:
         owned = owned_updates(optimizer, parameters, _sizes(parameters), reads, has_gradient)
     if owned:
         run_owned(optimizer, list(owned.values()))
         has_gradient = [has and i not in owned for i, has in enumerate(has_gradient)]
-        reads = replace(reads, full=reads.full - owned.keys())
     GATHERED.clear()
-    stand_ins = StandIns(optimizer, parameters, reads.full, has_gradient)
-    random = _shared_random_state(parameters[0].device) if reads.may_draw else None
-    first = [stand_ins.give_back, partial(_note, optimizer), *([random] if random else [])]
-    _RUNNING[:] = [_Running(stand_ins.first, [*first, *ends])]
-    if closure is None:
-        return (stand_ins.first, *args[1:]), kwargs
-    closure = stand_ins.closure(closure)
-    if len(args) > 1:
-        return (stand_ins.first, closure, *args[2:]), kwargs
-    return (stand_ins.first,), {**kwargs, "closure": closure}
+    stand_ins = StandIns(optimizer, parameters, reads.full - owned.keys(), has_gradient)
+    ends = [stand_ins.give_back, partial(_note, optimizer)]
+    if reads.may_draw:
+        ends.append(_shared_random_state(parameters[0].device))
+    return stand_ins, ends
+
+
+def _replaced(
+    stand_ins: StandIns, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Replace the optimizer and the closure in a step's arguments."""
+    own = _closure_of(args, kwargs)
+    new = None if own is None else stand_ins.closure(own)
+    others = [new if x is own else x for x in args[1:]]
+    named = {name: new if x is own else x for name, x in kwargs.items()}
+    return (stand_ins.first, *others), named
 
 
 def _after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    del kwargs
-    if _RUNNING and _RUNNING[0].optimizer is args[0]:
+    del optimizer, kwargs
+    if _RUNNING and _RUNNING[0].args is args:
         for end in _RUNNING.pop().ends:
             end()
 
 
-def _update(optimizer: Optimizer, parameters: Sequence[Tensor], group: Collection[int]) -> None:
-    """Run the step of the parameters of a group alone, by index."""
-    chosen = [index in group for index in range(len(parameters))]
-    stand_ins = StandIns(optimizer, parameters, (), chosen)
+def _update(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+    """Run the step of an optimizer of these parameters, all of which have gradients."""
+    stand_ins = StandIns(optimizer, parameters, (), [True] * len(parameters))
     run_step(stand_ins.first)
     stand_ins.give_back()
-
-
-def _stream_plain(
-    optimizer: Optimizer, parameters: Sequence[Tensor], copies: Copies, *, has_closure: bool
-) -> None:
-    """Prepare a step of plain parameters whose states the host keeps: update all groups of
-    parameters but the last, which torch's own step then updates."""
-    gradients = [parameter.grad for parameter in parameters]
-    has_gradient = [gradient is not None for gradient in gradients]
-    is_apart = is_torchs(optimizer) and not has_closure
-    groups = groups_of(parameters, has_gradient if is_apart else None)
-
-    def show(group: Collection[int]) -> None:
-        for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
-            parameter.grad = gradient if index in group else None
-
-    def update(group: Collection[int]) -> None:
-        show(group)
-        run_step(optimizer)
-
-    ends = [stream(optimizer, parameters, groups, copies, update)]
-    if len(groups) > 1:
-        show(groups[-1])
-        ends.append(partial(show, range(len(parameters))))
-    _RUNNING[:] = [_Running(optimizer, ends)]
 
 
 def _check_not_nested(optimizer: Optimizer) -> None:
     """Raises ValueError if another optimizer's running step calls this optimizer's step, since both
     would update parameters that the other has copied."""
     if _is_nested():
-        outer = type(_RUNNING[0].optimizer).__name__
+        outer = type(_RUNNING[0].args[0]).__name__
         raise ValueError(
             f"the step of optimizer {outer} calls the step of {type(optimizer).__name__}, "
             f"which is not an attribute of it; make it an attribute of {outer}, or call both "
@@ -185,7 +199,7 @@ def _check_not_nested(optimizer: Optimizer) -> None:
 def _is_nested() -> bool:
     """True if the running step calls this one."""
     frame = inspect.currentframe() if _RUNNING else None
-    while frame is not None and frame.f_locals.get("self") is not _RUNNING[0].optimizer:
+    while frame is not None and frame.f_locals.get("args") is not _RUNNING[0].args:
         frame = frame.f_back
     return frame is not None
 

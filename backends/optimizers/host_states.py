@@ -1,8 +1,10 @@
-"""Optimizer states that live on the host between updates, and stream through the device in one."""
+"""Optimizer states that live on the host, and stream through the device during an update."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -11,9 +13,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from shardweave.backends.optimizers.shards import beside, shapes_of_shards
 from shardweave.ir.capture.update.held import instances_in, mapped
 from shardweave.ir.capture.update.streams import stream_groups
-from shardweave.ir.torch_private import dtensor_spec, local_part
+from shardweave.ir.torch_private import local_part
 
 
 class _InFlight(Protocol):
@@ -36,7 +39,7 @@ _COPIES = WeakIdKeyDictionary()
 """The copies of each parameter whose states are kept on the host."""
 
 _HOMES = WeakIdKeyDictionary()
-"""Set of the state tensors that are on the host."""
+"""The state tensors that are on the host; used as a set."""
 
 
 def keep_states(parameters: Iterable[Tensor], copies: Copies) -> None:
@@ -46,22 +49,25 @@ def keep_states(parameters: Iterable[Tensor], copies: Copies) -> None:
 
 
 def copies_of(parameters: Iterable[Tensor]) -> Copies | None:
-    """Return how states of these parameters are copied; None if they stay on the device."""
+    """Return the object that copies these parameters' states; None if states stay on the device."""
     return next((_COPIES[x] for x in parameters if x in _COPIES), None)
 
 
 class _Leaving(NamedTuple):
+    """The copies to the host of the tensors in `state[key]`."""
+
     state: Any
     key: Any
     flights: dict[int, tuple[Tensor, Tensor | None, _InFlight]]
-    """By the id of a state tensor: itself, its tensor on the host if it has one, and the copy."""
+    """By the id of a state tensor on the device: the tensor, its old tensor on the host if it has
+    one, and its copy to the host."""
 
 
 class HostStates:
-    """Streams optimizer states to the device and back, group by group, during one update.
+    """Moves the states of an optimizer through the device during one update.
 
-    groups: indices of parameters. While a group is updated, the states of the next group arrive and
-    the last group's leave. Call `enter` and `leave` for each group in turn, then `finish`.
+    groups: parameters by index. The update runs group by group; meanwhile the next group's states
+    arrive, and the previous group's leave. Call `enter` and `leave` for each group, then `finish`.
     """
 
     def __init__(
@@ -75,13 +81,15 @@ class HostStates:
         self._groups = [[parameters[index] for index in group] for group in groups]
         self._copies = copies
         self._homes: dict[int, tuple[Tensor, Tensor]] = {}
-        """By the id of a tensor on the device: itself, and its tensor on the host."""
+        """By the id of a tensor on the device: the tensor, and its tensor on the host."""
         self._arriving: list[tuple[Any, Any, dict[int, tuple[Tensor, _InFlight]]]] = []
         self._leaving: list[_Leaving] = []
+        self._last: Any = None
+        """The last copy to the host that has been waited for on the device's stream."""
         self._begin(0)
 
     def enter(self, index: int) -> None:
-        """Wait for the states of a group, and start to copy the next group's."""
+        """Wait for a group's states, and start to copy the next group's to the device."""
         for state, key, flights in self._arriving:
             made = {at: _with_local(home, x.wait()) for at, (home, x) in flights.items()}
             for at, (home, _) in flights.items():
@@ -90,7 +98,7 @@ class HostStates:
         self._begin(index + 1)
 
     def leave(self, index: int) -> None:
-        """Start to copy a group's states to the host, once the previous group's have arrived."""
+        """Wait for the previous group's copies to the host, and start this group's."""
         self._settle()
         for state, key in self._of_group(index):
             flights: dict[int, tuple[Tensor, Tensor | None, _InFlight]] = {}
@@ -105,10 +113,12 @@ class HostStates:
 
     def finish(self) -> None:
         """Wait until all states are on the host, where they may be read at once."""
-        works = [flight.work for each in self._leaving for _, _, flight in each.flights.values()]
+        for _, _, flights in self._arriving:  # none, unless an update raised an error
+            for _, flight in flights.values():
+                flight.wait()
         self._settle()
-        for work in filter(None, works[-1:]):
-            work.synchronize()
+        if self._last is not None:
+            self._last.synchronize()
 
     def _begin(self, index: int) -> None:
         self._arriving = [
@@ -122,6 +132,7 @@ class HostStates:
             made: dict[int, Tensor] = {}
             for at, (x, home, flight) in flights.items():
                 local = flight.wait()
+                self._last = flight.work or self._last
                 made[at] = _with_local(x, local) if home is None else home
                 _HOMES[made[at]] = True
             _replace(state, key, made)
@@ -147,39 +158,72 @@ def stream(
     parameters: Sequence[Tensor],
     groups: Sequence[Sequence[int]],
     copies: Copies,
-    update: Callable[[Sequence[int]], None],
-) -> Callable[[], None]:
-    """Update all groups but the last, each while its states are on the device, and bring those of
-    the last. Returns a function to call after the last group's update.
+    update: Callable[[Optimizer, Sequence[Tensor]], None],
+) -> None:
+    """Update groups of parameters, given by index, each while its states are on the device.
 
-    groups: indices of parameters. update: updates a group.
+    update: runs the step of the optimizer, which then has these parameters alone.
     """
     host = HostStates(optimizer, parameters, groups, copies)
-    for index, group in enumerate(groups[:-1]):
-        host.enter(index)
-        update(group)
-        host.leave(index)
-    last = len(groups) - 1
-    host.enter(last)
+    owners = [group for group in optimizer.param_groups for _ in group["params"]]
+    try:
+        for index, group in enumerate(groups):
+            host.enter(index)
+            with _only(optimizer, [(owners[i], parameters[i]) for i in group]):
+                update(optimizer, [parameters[i] for i in group])
+            host.leave(index)
+    finally:
+        host.finish()
+
+
+def bring(optimizer: Optimizer, parameters: Sequence[Tensor], copies: Copies) -> Callable[[], None]:
+    """Bring all states to the device. Returns a function that sends them back to the host."""
+    host = HostStates(optimizer, parameters, [range(len(parameters))], copies)
+    host.enter(0)
 
     def end() -> None:
-        host.leave(last)
+        host.leave(0)
         host.finish()
 
     return end
 
 
-def groups_of(
-    parameters: Sequence[Tensor], has_gradient: Sequence[bool] | None
-) -> Sequence[Sequence[int]]:
-    """Group the parameters that have gradients, in order, to stream their states group by group.
-    has_gradient: None makes one group of all, if a step must update them together."""
-    everything = [range(len(parameters))]
-    if has_gradient is None:
-        return everything
+@contextmanager
+def _only(optimizer: Optimizer, chosen: Sequence[tuple[dict[str, Any], Tensor]]) -> Iterator[None]:
+    """Context in which an optimizer of torch has only some of its parameters, with their states.
+    chosen: each parameter, after its group."""
+    groups, states = optimizer.param_groups, optimizer.state
+    parts: dict[int, dict[str, Any]] = {}
+    for group, parameter in chosen:
+        parts.setdefault(id(group), {**group, "params": []})["params"].append(parameter)
+    optimizer.param_groups = list(parts.values())
+    optimizer.state = defaultdict(dict, {x: states[x] for _, x in chosen if x in states})
+    try:
+        yield
+    finally:
+        states.update(optimizer.state)
+        optimizer.param_groups, optimizer.state = groups, states
+
+
+def without_parameters(optimizer: Optimizer) -> Optimizer:
+    """Copy an optimizer of torch without its parameters: a step of the copy updates nothing."""
+    made = object.__new__(type(optimizer))
+    vars(made).update({**vars(optimizer), "param_groups": []})
+    return made
+
+
+def groups_of(parameters: Sequence[Tensor], has_gradient: Sequence[bool]) -> list[list[int]]:
+    """Group the parameters that have gradients, in order, for their states to stream; the groups
+    are the same on all ranks."""
     updated = [index for index, has in enumerate(has_gradient) if has]
-    sizes = [_local(parameters[i]).numel() * parameters[i].element_size() for i in updated]
-    return [[updated[i] for i in group] for group in stream_groups(sizes)] or everything
+    sizes = [_num_bytes(parameters[index]) for index in updated]
+    return [[updated[i] for i in group] for group in stream_groups(sizes)]
+
+
+def _num_bytes(x: Tensor) -> int:
+    """Return the bytes of a tensor's largest shard."""
+    shape = shapes_of_shards(x)[0] if isinstance(x, DTensor) else x.shape
+    return torch.Size(shape).numel() * x.element_size()
 
 
 def _arrays(state: Any) -> list[Tensor]:
@@ -196,6 +240,4 @@ def _local(x: Tensor) -> Tensor:
 
 
 def _with_local(like: Tensor, local: Tensor) -> Tensor:
-    if isinstance(like, DTensor):
-        return DTensor(local, dtensor_spec(like), requires_grad=False)
-    return local
+    return beside(local, like) if isinstance(like, DTensor) else local

@@ -18,8 +18,7 @@ def full_value(tensor: DTensor) -> Tensor:
     """Gather a DTensor on every rank. Collective, also on ranks outside of its device mesh."""
     mesh = tensor.device_mesh
     if local_part(tensor).device.type != mesh.device_type:  # a state that the host keeps
-        moved = local_part(tensor).to(mesh.device_type)
-        tensor = DTensor(moved, dtensor_spec(tensor), requires_grad=False)
+        tensor = beside(local_part(tensor).to(mesh.device_type), tensor)
     if mesh.size() == dist.get_world_size():
         return tensor.full_tensor()
     if mesh.get_coordinate() is None:

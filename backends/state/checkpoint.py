@@ -1,8 +1,8 @@
 """Support for strided shards in torch.distributed.checkpoint, and safe reading of metadata.
 
 A checkpoint describes each rank's shard of a tensor as boxes. Torch gives every DTensor one box.
-A strided shard (of three fused projections, each sharded by head) is not one box: it needs one for
-each run of consecutive indices.
+A strided shard is not one box, but one for each run of consecutive indices: a rank's heads of three
+fused projections, for example, are three boxes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise, product
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -37,9 +38,9 @@ _T = TypeVar("_T")
 def checkpointable(state: _T) -> _T:
     """Make strided shards in a nested state saveable, in place; returns the state.
 
-    A model's `state_dict` does so itself. The state of an optimizer whose parameters are strided
-    shards needs it before `torch.distributed.checkpoint` saves or loads it: `dcp.save({"optimizer":
-    checkpointable(optimizer.state_dict())})`.
+    A compiled model's `state_dict` is saveable already. For an optimizer whose parameters are
+    strided shards, call this before `torch.distributed.checkpoint` saves or loads its state:
+    `dcp.save({"optimizer": checkpointable(optimizer.state_dict())})`.
     """
     if isinstance(state, DTensor):
         if any(isinstance(placement, StridedShard) for placement in state.placements):
@@ -117,12 +118,17 @@ def _runs(held: Sequence[int]) -> tuple[_Run, ...]:
 
 
 class DataReader(FileSystemReader):
-    """Reads a checkpoint's metadata without running code in it, which torch's unpickling may
-    run."""
+    """Reads a checkpoint. Torch's own reader unpickles the metadata, and would run code that a file
+    hides there; this one does not."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Read `.metadata`. Raises UnpicklingError if it names other classes or is damaged."""
+        """Read `.metadata`, once. Raises UnpicklingError if it is damaged or names a class that
+        metadata does not need."""
         del args, kwargs
+        return self._metadata
+
+    @cached_property
+    def _metadata(self) -> Metadata:
         saved = _Unpickler(io.BytesIO((self.path / ".metadata").read_bytes())).load()  # pyright: ignore[reportAttributeAccessIssue, reportOperatorIssue]
         entries = getattr(saved, "state_dict_metadata", None)
         if not isinstance(entries, dict):
@@ -134,7 +140,8 @@ class DataReader(FileSystemReader):
 
 
 def _is_whole(entry: Any) -> bool:
-    """True if the metadata of a tensor has a shape, a dtype and chunks of that many dims."""
+    """True if the metadata of a tensor has a shape, a dtype, and chunks with as many dims as the
+    shape."""
     if not {"properties", "size", "chunks"} <= vars(entry).keys():
         return False
     boxes = [(getattr(c, "offsets", None), getattr(c, "sizes", None)) for c in entry.chunks]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ class _InFile(Source):
 
     @abstractmethod
     def box(self, spans: tuple[slice, ...]) -> Tensor:
-        """Read the elements of the tensor in a slice of each dim."""
+        """Read the box of elements that a slice of each dim selects."""
 
     def part(
         self, sharding: Sharding, coordinates: Mapping[str, int], device: torch.device
@@ -56,7 +56,7 @@ class _InFile(Source):
         return part.to(device, self.dtype, copy=True)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raises ValueError if `shape`, which the file has, is not the model's."""
+        """Raises ValueError if the shape in the file is not the model's."""
         if shape != tuple(self.shape):
             raise ValueError(
                 f"'{self.name}' has shape {shape} in {self.path}, but {tuple(self.shape)} in the "
@@ -75,10 +75,13 @@ class _InSafetensors(_InFile):
 
 
 class _InCheckpoint(_InFile):
+    def __init__(self, reader: DataReader, tensor: Tensor, path: Path, name: str) -> None:
+        super().__init__(tensor, path, name)
+        self._reader = reader
+
     def box(self, spans: tuple[slice, ...]) -> Tensor:
         made = torch.empty([span.stop - span.start for span in spans], dtype=self.dtype)
-        reader = DataReader(self.path)
-        entry = reader.read_metadata().state_dict_metadata[self.name]
+        entry = self._reader.read_metadata().state_dict_metadata[self.name]
         assert isinstance(entry, TensorStorageMetadata)
         self.check_shape(tuple(entry.size))
         offsets = torch.Size([span.start for span in spans])
@@ -89,7 +92,7 @@ class _InCheckpoint(_InFile):
             warnings.filterwarnings("ignore", message=".*single process", category=UserWarning)
             load(
                 {self.name: made},
-                storage_reader=reader,
+                storage_reader=self._reader,
                 planner=_BoxPlanner(made, items),
                 no_dist=True,
             )
@@ -135,12 +138,16 @@ def values_in_files(model: nn.Module, path: Path) -> dict[int, Source]:
     return sources
 
 
-def _known_tensors(path: Path) -> tuple[Mapping[str, Path], Any]:
-    """Return the file of each tensor under a path, by name, and the `Source` class to read it."""
+def _known_tensors(
+    path: Path,
+) -> tuple[Mapping[str, Path], Callable[[Tensor, Path, str], Source]]:
+    """Return the file of each tensor under a path, by name, and a function that makes the source of
+    a tensor from its file and name."""
     if (path / ".metadata").is_file():
-        saved = DataReader(path).read_metadata().state_dict_metadata.items()
+        reader = DataReader(path)
+        saved = reader.read_metadata().state_dict_metadata.items()
         names = [name for name, entry in saved if isinstance(entry, TensorStorageMetadata)]
-        return dict.fromkeys(names, path), _InCheckpoint
+        return dict.fromkeys(names, path), partial(_InCheckpoint, reader)
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if not files or not all(file.is_file() and file.suffix == ".safetensors" for file in files):
         raise ValueError(

@@ -87,8 +87,9 @@ def simulate_update(
 def _with_copies(
     cost: UpdateCost, stored: Sequence[_Stored], kinds: Sequence[PricedUpdate], model: CostModel
 ) -> UpdateCost:
-    """Add the copies of states that the host keeps: beside compute, unless an update reads more
-    than its own element, in which case all states are copied before it."""
+    """Add the copies of states that the host keeps. They overlap with compute, and take longer than
+    issuing the groups' updates. If an update reads more than its own element, all states are copied
+    before it."""
     copies_s, held = 2 * cost.state_bytes / model.host_bandwidth_bytes_s, cost.state_bytes
     if not any(kind.core or kind.joined for kind in kinds):
         order = _as_in_blocks(stored)
