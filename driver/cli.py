@@ -17,30 +17,24 @@ from importlib import import_module
 from typing import NoReturn
 
 from shardweave.__init__ import __version__
-from shardweave.driver.commands.arguments import check_writable, load_passes
+from shardweave.driver.commands.arguments import Command, check_writable, load_passes
 from shardweave.driver.processes import launch
 from shardweave.ir.plugins import load_plugins
 from shardweave.passes.notes import heard_by
 
 TASKS = {
     "train a model": ("run",),
-    "choose how": ("plan", "simulate", "profile", "calibrate"),
-    "look at it": ("explore", "report", "show", "diff"),
-    "make and change the program": ("capture", "compile", "opt", "prove", "kernels"),
+    "choose how": ("plans.plan", "plans.simulate", "plans.profile", "plans.calibrate"),
+    "look at it": ("programs.explore", "plans.report", "programs.show", "programs.diff"),
+    "make and change the program": tuple(
+        f"programs.{name}" for name in ("capture", "compile", "opt", "prove", "kernels")
+    ),
     "set up the shell": ("completion",),
 }
-"""The commands by what a person wants to do."""
-
-FOLDERS = {
-    "plans.": ("plan", "simulate", "report", "profile", "calibrate"),
-    "programs.": ("explore", "show", "diff", "capture", "compile", "opt", "prove", "kernels"),
-}
-"""The folders of `commands` that hold the files of commands; others stand in `commands` itself."""
-
+"""The modules of `commands`, each a command of its name, by what a person wants to do."""
 
 TROUBLE = 2
 """Exit code under `diff --exit-code` for bad input, which must not look like a difference."""
-
 
 PLAIN = (ValueError, OSError)
 """Errors that bad input causes and one line explains; all others are defects, with a traceback."""
@@ -96,19 +90,24 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"shardweave {__version__}")
     # The commands are listed below, by task.
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", prog="shardweave", help=argparse.SUPPRESS
+        dest="command",
+        required=True,
+        metavar="COMMAND",
+        prog="shardweave",
+        help=argparse.SUPPRESS,
+        parser_class=Command,
     )
-    for name in (name for names in TASKS.values() for name in names):
-        folder = next((folder for folder, names in FOLDERS.items() if name in names), "")
-        import_module(f"shardweave.driver.commands.{folder}{name}").add_parser(commands)
+    for module in (module for modules in TASKS.values() for module in modules):
+        import_module(f"shardweave.driver.commands.{module}").add_parser(commands)
     parser.epilog = _listed(commands.choices)
     return parser
 
 
 def _listed(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
     lines: list[str] = []
-    for task, names in TASKS.items():
+    for task, modules in TASKS.items():
         lines.append(f"{task}:")
+        names = [module.rpartition(".")[2] for module in modules]
         lines += [f"  {name:10}  {parsers[name].description}" for name in names]
     return "\n".join([*lines, "", "'shardweave COMMAND --help' says what a command takes."])
 

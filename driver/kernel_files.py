@@ -67,9 +67,7 @@ def write_kernels(program: Program, targets: Sequence[str], folder: Path) -> boo
     return not problems
 
 
-def distinct_kernels(
-    program: Program,
-) -> tuple[dict[str, KernelSource], dict[str, int], list[str]]:
+def distinct_kernels(program: Program) -> tuple[dict[str, KernelSource], dict[str, int], list[str]]:
     """Return a program's kernels by name, the number of regions that use each, and the reasons why
     other regions have none. Includes the kernels of all stages, and kernels that combine partial
     results of others."""

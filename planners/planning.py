@@ -79,25 +79,18 @@ def with_update(plan: Plan, update: str) -> Plan:
 
 
 def on_cluster(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:
-    """Add to the plan its predicted step on the cluster, and a note if devices stay idle."""
-    notes = dict.fromkeys((*plan.notes, *_notes_on_idle_devices(plan, cluster)))
-    return simulated(program, replace(plan, notes=tuple(notes)), cluster)
-
-
-def _notes_on_idle_devices(plan: Plan, cluster: ClusterLike) -> list[str]:
-    """Return a note if a plan's mesh leaves devices of the cluster unused, else an empty list."""
+    """Add to the plan its predicted step on the cluster, unless it has been simulated or measured,
+    and a note if devices stay idle."""
     goal, used = find_cluster(cluster), math.prod(plan.mesh.values())
-    if used >= goal.num_devices:
-        return []
-    return [
-        f"the mesh {Mesh(**plan.mesh)} uses {used} of the {goal.num_devices} devices of cluster "
-        f"'{goal.name}', and the others stay idle; give a mesh of all of them, or plan for a "
-        "smaller cluster"
-    ]
-
-
-def simulated(program: Program, plan: Plan, cluster: ClusterLike) -> Plan:
-    """Predict the plan's step by the simulator, unless it has been simulated or measured."""
+    notes = dict.fromkeys(plan.notes)
+    if used < goal.num_devices:
+        idle = (
+            f"the mesh {Mesh(**plan.mesh)} uses {used} of the {goal.num_devices} devices of "
+            f"cluster '{goal.name}', and the others stay idle; give a mesh of all of them, or "
+            "plan for a smaller cluster"
+        )
+        notes[idle] = None
+    plan = replace(plan, notes=tuple(notes))
     if plan.predicted is not None and plan.predicted.source in ("simulated", "measured"):
         return plan
     return replace(plan, predicted=predicted_of(simulate_step(program, cluster, plan=plan)))

@@ -19,7 +19,6 @@ PLANNERS: dict[str, str] = {
 }
 """`name` -> `module:function`; a planner takes a program and a mesh and returns a Plan."""
 
-
 PLANNER_PREFIX = "plan-"
 
 PASSES.update(

@@ -48,7 +48,6 @@ class EagerOptions:
 
 PLAIN = EagerOptions()
 
-
 TOLERANCES: dict[torch.dtype, Tolerance] = {
     torch.float64: Tolerance(bound=1e-9, floor=1e-6),
     torch.float32: Tolerance(bound=1e-4, floor=1e-3),

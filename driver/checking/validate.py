@@ -284,12 +284,11 @@ class Prover(Observer):
     pass.
 
     goal: the program before all passes; by default, the one before the first that is seen. each:
-    whether to prove each pass; if False, only `proof_of` proves. last: the last proof. is_blocked:
-    whether block-experts changed the program.
+    whether to prove each pass; if False, only `proof_of` proves. is_blocked: whether block-experts
+    changed the program.
     """
 
     def __init__(self, goal: Program | None = None, *, each: bool = True) -> None:
-        self.last: Proof | None = None
         self.is_blocked = False
         self._goal, self._each = goal, each
         self._unblocked: Program | None = None
@@ -303,8 +302,10 @@ class Prover(Observer):
     def after(self, pass_: ModulePass, program: Program) -> None:
         if pass_.name == BlockExpertsPass.name and program != self._unblocked:
             self._goal, self.is_blocked = program.clone(), True
+        if not self._each:
+            return
         try:
-            self.last = self.proof_of(program) if self._each else None
+            self.proof_of(program)
         except ProofError as error:
             raise ProvedPassError(
                 f"after pass '{pass_.name}', the program is not proved to compute what it "

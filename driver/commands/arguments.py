@@ -32,15 +32,108 @@ MODEL_HELP = (
 Commands = argparse._SubParsersAction  # the class has no public name
 
 
+class Command(argparse.ArgumentParser):
+    """The parser of a command, which declares the arguments that several commands share."""
+
+    def add_flag(self, name: str, what: str) -> None:
+        """Declare an option that takes no value."""
+        self.add_argument(name, action="store_true", help=what)
+
+    def add_model(self) -> None:
+        """Declare MODEL, --dtype and --seed."""
+        self.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+        self.add_argument(
+            "--dtype", choices=DTYPES, default="float32", help="dtype of weights (default: float32)"
+        )
+        self.add_argument(
+            "--seed", type=int, default=0, help="seed of weights and inputs (default: 0)"
+        )
+
+    def add_program(self) -> None:
+        """Declare FILE, a program's text."""
+        self.add_argument("file", metavar="FILE", help="a program's text; - reads standard input")
+
+    def add_passes(self) -> None:
+        """Declare --passes, and list the presets in the command's help."""
+        self.add_argument(
+            "--passes",
+            metavar="SPEC",
+            default="",
+            help="pass{option=value},pass,..., in this order",
+        )
+        width = max(map(len, SUMMARIES)) + len(PREFIX)
+        presets = [f"  {PREFIX + name:{width}}  {text}" for name, text in SUMMARIES.items()]
+        head = "presets, which may stand among the passes:"
+        last = "'shardweave opt --list-passes' lists the passes too."
+        self.epilog = "\n".join([head, *presets, last])
+
+    def add_load(self) -> None:
+        """Declare --load, whose files `load_passes` runs before the command."""
+        self.add_argument(
+            "--load",
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="a Python file that registers passes of your own (sw.register_pass)",
+        )
+
+    def add_cluster(self, *, required: bool = True, why: str = "") -> None:
+        """Declare --cluster. why: the words that begin its help."""
+        self.add_argument(
+            "--cluster",
+            required=required,
+            help=f"{why}a preset such as h100-pod or testbed:rate=250mbit, or a file",
+        )
+
+    def add_optimizer(self) -> None:
+        """Declare --optimizer, for the memory of a step, which `optimizer_state` reads."""
+        self.add_argument(
+            "--optimizer",
+            type=positive("bytes of state for each byte of parameters, 0 or more", or_0=True),
+            metavar="X",
+            help="bytes of optimizer state per byte of parameters (default: 0; with --plan 2, "
+            "Adam's)",
+        )
+
+    def add_update(self) -> None:
+        """Declare --update, an optimizer by name."""
+        self.add_argument(
+            "--update",
+            metavar="CLASS",
+            default="",
+            help="count the update of this class of torch.optim too, such as AdamW or Muon: its "
+            "time, messages and state",
+        )
+
+    def add_output(self, what: str, *names: str, **more: Any) -> None:
+        """Declare a file that the command writes, --output unless it has other names.
+
+        more: arguments of argparse's `add_argument`.
+        """
+        own = {"type": OutputFile, "metavar": "FILE", "help": what}
+        self.add_argument(*(names or ("-o", "--output")), **(own | more))
+
+    def add_program_output(self) -> None:
+        """Declare --output, the file for a program's text."""
+        self.add_output("file to write (default: standard output)", default="-")
+
+    def add_time_limit(self, what: str) -> None:
+        """Declare --time-limit. what: the words in its help that name its effect."""
+        self.add_argument(
+            "--time-limit",
+            type=positive("a number of seconds above 0"),
+            metavar="SECONDS",
+            help=f"{what} after this long (default: no limit)",
+        )
+
+
 def commands_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
     """Return the parser of each command, by name. parser: the parser of the whole command line."""
     (commands,) = (action for action in parser._actions if isinstance(action, Commands))
     return commands.choices
 
 
-def new_command(
-    commands: Commands, run: Callable[[argparse.Namespace], int]
-) -> argparse.ArgumentParser:
+def new_command(commands: Commands, run: Callable[[argparse.Namespace], int]) -> Command:
     """Make a command with the arguments that every command has.
 
     run: `NAME_command`, which runs it and returns the exit code; its docstring describes it.
@@ -53,54 +146,6 @@ def new_command(
     command.add_argument("--debug", action="store_true", help="show the traceback of an error")
     command.set_defaults(func=run)
     return command
-
-
-def add_flag(command: argparse.ArgumentParser, name: str, what: str) -> None:
-    """Declare an option that takes no value."""
-    command.add_argument(name, action="store_true", help=what)
-
-
-def add_model(command: argparse.ArgumentParser) -> None:
-    """Declare MODEL, --dtype and --seed."""
-    command.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    command.add_argument(
-        "--dtype", choices=DTYPES, default="float32", help="dtype of weights (default: float32)"
-    )
-    command.add_argument(
-        "--seed", type=int, default=0, help="seed of weights and inputs (default: 0)"
-    )
-
-
-def add_program(command: argparse.ArgumentParser) -> None:
-    """Declare FILE, a program's text."""
-    command.add_argument("file", metavar="FILE", help="a program's text; - reads standard input")
-
-
-def add_passes(command: argparse.ArgumentParser) -> None:
-    """Declare --passes, and list the presets in the command's help."""
-    command.add_argument(
-        "--passes", metavar="SPEC", default="", help="pass{option=value},pass,..., in this order"
-    )
-    width = max(map(len, SUMMARIES)) + len(PREFIX)
-    presets = [f"  {PREFIX + name:{width}}  {text}" for name, text in SUMMARIES.items()]
-    command.epilog = "\n".join(
-        [
-            "presets, which may stand among the passes:",
-            *presets,
-            "'shardweave opt --list-passes' lists the passes too.",
-        ]
-    )
-
-
-def add_load(command: argparse.ArgumentParser) -> None:
-    """Declare --load, whose files `load_passes` runs before the command."""
-    command.add_argument(
-        "--load",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a Python file that registers passes of your own (sw.register_pass)",
-    )
 
 
 def load_passes(paths: Sequence[str]) -> None:
@@ -134,36 +179,6 @@ def run_user_code(where: str, make: Callable[[], T]) -> T:
         ) from error
 
 
-def add_cluster(command: argparse.ArgumentParser, *, required: bool = True, why: str = "") -> None:
-    """Declare --cluster. why: the words that begin its help."""
-    command.add_argument(
-        "--cluster",
-        required=required,
-        help=f"{why}a preset such as h100-pod or testbed:rate=250mbit, or a file",
-    )
-
-
-def add_optimizer(command: argparse.ArgumentParser) -> None:
-    """Declare --optimizer, for the memory of a step, which `optimizer_state` reads."""
-    command.add_argument(
-        "--optimizer",
-        type=not_negative("bytes of state for each byte of parameters, 0 or more"),
-        metavar="X",
-        help="bytes of optimizer state per byte of parameters (default: 0; with --plan 2, Adam's)",
-    )
-
-
-def add_update(command: argparse.ArgumentParser) -> None:
-    """Declare --update, an optimizer by name."""
-    command.add_argument(
-        "--update",
-        metavar="CLASS",
-        default="",
-        help="count the update of this class of torch.optim too, such as AdamW or Muon: its time, "
-        "messages and state",
-    )
-
-
 def optimizer_state(options: argparse.Namespace) -> float | None:
     """Return --optimizer, the bytes of optimizer state per byte of parameters. By default 0; None
     with a plan, for Adam's states in the precision of the plan."""
@@ -172,47 +187,15 @@ def optimizer_state(options: argparse.Namespace) -> float | None:
     return options.optimizer
 
 
-def add_output(command: argparse.ArgumentParser, what: str, *names: str, **more: Any) -> None:
-    """Declare a file that the command writes, --output unless it has other names.
+def positive(expected: str, *, or_0: bool = False) -> Callable[[str], float]:
+    """Make an argument type for numbers above 0, or 0 too. expected: words for the error."""
 
-    more: arguments of argparse's `add_argument`.
-    """
-    own = {"type": OutputFile, "metavar": "FILE", "help": what}
-    command.add_argument(*(names or ("-o", "--output")), **(own | more))
-
-
-def add_program_output(command: argparse.ArgumentParser) -> None:
-    """Declare --output, the file for a program's text."""
-    add_output(command, "file to write (default: standard output)", default="-")
-
-
-def add_time_limit(command: argparse.ArgumentParser, what: str) -> None:
-    """Declare --time-limit. what: the words in its help that name its effect."""
-    command.add_argument(
-        "--time-limit",
-        type=positive("a number of seconds above 0"),
-        metavar="SECONDS",
-        help=f"{what} after this long (default: no limit)",
-    )
-
-
-def positive(expected: str) -> Callable[[str], float]:
-    """Make an argument type for numbers above 0. expected: words for the type in the error."""
-    return _number(expected, lambda value: value > 0)
-
-
-def not_negative(expected: str) -> Callable[[str], float]:
-    """Make an argument type for numbers of 0 or more. expected: words for the type in the error."""
-    return _number(expected, lambda value: value >= 0)
-
-
-def _number(expected: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
     def number(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not fits(value) or value == math.inf:
+        if not (0 < value < math.inf or (or_0 and value == 0)):
             raise argparse.ArgumentTypeError(f"'{text}' is not {expected}")
         return value
 

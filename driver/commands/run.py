@@ -9,16 +9,7 @@ import argparse
 import math
 import sys
 
-from shardweave.driver.commands.arguments import (
-    Commands,
-    add_flag,
-    add_load,
-    add_model,
-    add_output,
-    add_time_limit,
-    count,
-    new_command,
-)
+from shardweave.driver.commands.arguments import Commands, count, new_command
 from shardweave.driver.processes.launch import (
     end_after,
     end_process,
@@ -31,11 +22,11 @@ from shardweave.driver.step.run_options import RunOptions, add_compile_options
 
 def add_parser(commands: Commands) -> None:
     command = new_command(commands, run_command)
-    add_model(command)
+    command.add_model()
     add_compile_options(command)
-    add_load(command)
-    add_flag(
-        command, "--check", "compare loss and gradients with the eager model; fail if they differ"
+    command.add_load()
+    command.add_flag(
+        "--check", "compare loss and gradients with the eager model; fail if they differ"
     )
     command.add_argument(
         "--steps",
@@ -44,7 +35,7 @@ def add_parser(commands: Commands) -> None:
         metavar="N",
         help="train for N steps with AdamW, and the eager model too, and time both",
     )
-    add_flag(command, "--no-eager", "do not train the eager model")
+    command.add_flag("--no-eager", "do not train the eager model")
     command.add_argument(
         "--stop-above",
         type=float,
@@ -52,8 +43,8 @@ def add_parser(commands: Commands) -> None:
         metavar="SECONDS",
         help="end the training early if its first timed steps take more than this",
     )
-    add_output(command, "write the results there as well", "--json")
-    add_time_limit(command, "stop the run")
+    command.add_output("write the results there as well", "--json")
+    command.add_time_limit("stop the run")
 
 
 def run_command(options: argparse.Namespace) -> int:

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch import nn
 
-from shardweave.backends.state.state import ShardedState, state_of
+from shardweave.backends.state.state import state_of
 from shardweave.backends.state.whole_state import whole_optimizer_states, whole_state_dicts
-from shardweave.ir.library.philox import STATE
 
 _T = TypeVar("_T", bound=type)
 
@@ -72,9 +71,3 @@ def see_one_worker(*, cpu: bool = False) -> None:
     state.distributed_type, state.num_processes = DistributedType.NO, 1
     if dist.is_initialized():
         state.process_index = dist.get_rank()
-
-
-def state_of_random(state: ShardedState) -> Any:
-    """The state of a model's random numbers, the same on every rank; None if it draws none."""
-    stored = state.stored.get(("buffer", STATE))
-    return None if stored is None else state.backend.local(stored).detach().cpu().clone()

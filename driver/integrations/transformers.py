@@ -65,9 +65,9 @@ class _Sharded:
             return
         super()._save_rng_state(output_dir)  # pyright: ignore[reportAttributeAccessIssue]
         state = state_of(self.model)
-        drawing = None if state is None else accelerate.state_of_random(state)
-        if drawing is not None:
-            torch.save(drawing, Path(output_dir) / RANDOM)
+        if state is not None and ("buffer", STATE) in state.stored:
+            drawing = state.backend.local(state.stored["buffer", STATE])
+            torch.save(drawing.detach().cpu().clone(), Path(output_dir) / RANDOM)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)  # pyright: ignore[reportAttributeAccessIssue]

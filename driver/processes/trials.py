@@ -31,7 +31,6 @@ class LocalTrials:
 
     model: str
     dtype: str = "float32"
-    seed: int = 0
     command: Sequence[str] = (sys.executable, "-m", "shardweave")
 
     def __call__(self, plan: Plan, limits: Limits) -> Outcome:
@@ -43,9 +42,8 @@ class LocalTrials:
             plan.save(Path(folder, "plan.json"))
             command = [
                 *self.command, "run", self.model, "--plan", str(Path(folder, "plan.json")),
-                "--dtype", self.dtype, "--seed", str(self.seed),
-                "--only-loss", "--no-eager", "--steps", str(max(2, limits.steps)),
-                "--json", str(report),
+                "--dtype", self.dtype, "--only-loss", "--no-eager",
+                "--steps", str(max(2, limits.steps)), "--json", str(report),
                 "--time-limit", str(limits.time_limit_s + STOP_GRACE_S),
                 "--stop-above", str(limits.stop_above_s),
             ]  # fmt: skip

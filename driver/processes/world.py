@@ -103,7 +103,9 @@ def from_rank_0(make: Callable[[], T]) -> T:
             made = [make(), None]
             pickle.dumps(made)  # so that a failure to pickle is reported to the others too
         except Exception as error:
-            told = error if isinstance(error, ValueError) else _told(error)
+            told = error
+            if not isinstance(error, ValueError):
+                told = RankZeroError(f"rank 0 failed: {type(error).__name__}: {error}")
             dist.broadcast_object_list([None, told], src=0)
             raise
     dist.broadcast_object_list(made, src=0)
@@ -115,10 +117,6 @@ def from_rank_0(make: Callable[[], T]) -> T:
 
 class RankZeroError(RuntimeError):
     """Raised on the other ranks if rank 0 failed at a task for all ranks."""
-
-
-def _told(error: Exception) -> RankZeroError:
-    return RankZeroError(f"rank 0 failed: {type(error).__name__}: {error}")
 
 
 def leave() -> None:

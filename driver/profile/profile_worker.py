@@ -42,7 +42,6 @@ _K = TypeVar("_K")
 PROGRAM_SECONDS = 20.0
 """Total seconds for measuring all given programs."""
 
-
 _SPIN = """
 import os, sys
 os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

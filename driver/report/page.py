@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from shardweave.driver.report.html import STYLE, Cell, section, table, tiles
-from shardweave.driver.report.pictures import memory_html, timeline_html
+from shardweave.driver.report.html import (
+    Cell,
+    document,
+    memory_html,
+    section,
+    table,
+    tiles,
+    timeline_html,
+)
 from shardweave.driver.report.reshards import Row
 from shardweave.driver.report.shardings import pictures_of, rank_ranges, sharding_svg
 from shardweave.driver.report.text import flops_text
@@ -20,14 +27,15 @@ from shardweave.ir.inspect.outline import fold, layers_of, part_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
-from shardweave.planners.cost.memory import memory_over_time
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
 from shardweave.planners.lowering.stages.picture import picture_of, schedule_table_of
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate
-from shardweave.planners.predict.pipeline.simulation import PipelineSimulation, StageResult
+from shardweave.planners.predict.pipeline.simulation import PipelineSimulation
 from shardweave.planners.simulate.simulation import Simulation
 from shardweave.planners.simulate.timeline import COMPUTE
+
+_OF_EQUAL_LAYERS = "<p class='soft'>Of equal layers, the first.</p>"
 
 
 def report_page(
@@ -37,45 +45,33 @@ def report_page(
     title: str,
     plan: Plan | None = None,
     reshards: Sequence[Row] = (),
-    optimizer_multiplier: float | None = 0.0,
-    precision: str = "",
 ) -> str:
     """Make the page for a local program (or one without a mesh) and its simulation on a cluster.
-    reshards: reshards of the global program from which it was made. optimizer_multiplier,
-    precision: the simulation's."""
+    reshards: reshards of the global program from which it was made."""
     if isinstance(simulation, PipelineSimulation):
         said, sections = "", stage_sections(program, simulation)
     else:
-        said = ", for one device"
-        series = memory_over_time(
-            program, optimizer_multiplier=optimizer_multiplier, precision=precision
-        )
-        sections = _sections(program, simulation, series)
+        said, sections = ", for one device", _sections(program, simulation)
     if reshards:
-        sections.append(section("Reshards", _reshards(reshards)))
+        head = ("layer", "phase", "value", "from", "to", "why")
+        sections.append(section("Reshards", _OF_EQUAL_LAYERS + table(head, reshards)))
     if plan is not None:
         sections.append(section("Plan", _plan(plan)))
     where = f"mesh {simulation.mesh}" if simulation.mesh.axes else "one device"
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
+    head = (
         f"<h1>{escape(title)}</h1><p class='soft'>One training step on {escape(where)} of "
         f"{escape(simulation.cluster.name)}; times are simulated{said}.</p>"
-        + "\n".join(sections)
-        + "</body></html>\n"
     )
+    return document(title, head + "\n".join(sections))
 
 
-def _sections(
-    program: Program, simulation: Simulation, series: Sequence[Mapping[str, int]]
-) -> list[str]:
-    """Return the page's sections for a program without stages. series: from `memory_over_time`."""
+def _sections(program: Program, simulation: Simulation) -> list[str]:
+    """Return the page's sections for a program without stages."""
     return [
         _tiles(program, simulation),
         section("Streams over time", timeline_html(simulation)),
         section("Communication", _communication(program, simulation)),
-        section("Memory over time", memory_html(simulation, series) + _memory(simulation)),
+        section("Memory over time", memory_html(program, simulation) + _memory(simulation)),
         section("Layers", _layers(program, simulation)),
         section("Shardings", _shardings(program, simulation.mesh)),
     ]
@@ -123,11 +119,6 @@ def _communication(program: Program, simulation: Simulation) -> str:
     return times + table(head, rows)
 
 
-def _reshards(rows: Sequence[Row]) -> str:
-    head = ("layer", "phase", "value", "from", "to", "why")
-    return "<p class='soft'>Of equal layers, the first.</p>" + table(head, rows)
-
-
 def _memory(simulation: Simulation) -> str:
     parts = {part: size for part, size in simulation.memory.parts.items() if size}
     rows = [(part, (bytes_text(size),)) for part, size in parts.items()]
@@ -157,7 +148,7 @@ def _layers(program: Program, simulation: Simulation) -> str:
         )
     head: list[Cell] = ["layer", ("forward",), ("recompute",), ("backward",), ("work",)]
     head += [("parameters",), ("compute",), ("communication",), "collectives"]
-    return "<p class='soft'>Of equal layers, the first.</p>" + table(head, rows)
+    return _OF_EQUAL_LAYERS + table(head, rows)
 
 
 def _shardings(program: Program, mesh: Mesh) -> str:
@@ -261,18 +252,18 @@ def _pipeline_tiles(simulation: PipelineSimulation) -> str:
 def _stages(simulation: PipelineSimulation) -> str:
     head: list[Cell] = ["stage", ("compute",), ("exposed communication",), ("waiting",)]
     head += [("micro-batches in flight",), ("peak memory",)]
-    return table(head, (_row(number, stage) for number, stage in enumerate(simulation.stages)))
-
-
-def _row(number: int, stage: StageResult) -> list[Cell]:
-    return [
-        f"{number}",
-        (seconds_text(stage.compute_s + stage.slowdown_s),),
-        (seconds_text(stage.exposed_communication_s),),
-        (seconds_text(stage.bubble_s),),
-        (f"{stage.in_flight}",),
-        (bytes_text(stage.peak_bytes),),
+    rows: list[list[Cell]] = [
+        [
+            f"{number}",
+            (seconds_text(stage.compute_s + stage.slowdown_s),),
+            (seconds_text(stage.exposed_communication_s),),
+            (seconds_text(stage.bubble_s),),
+            (f"{stage.in_flight}",),
+            (bytes_text(stage.peak_bytes),),
+        ]
+        for number, stage in enumerate(simulation.stages)
     ]
+    return table(head, rows)
 
 
 def _memory_of_stages(simulation: PipelineSimulation) -> str:

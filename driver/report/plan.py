@@ -1,9 +1,10 @@
-"""Output of `shardweave plan`: a plan in lines, candidates and comparisons as tables."""
+"""Output of `shardweave plan`: a plan in lines, candidates and comparisons as tables and bars."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TextIO
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -13,12 +14,17 @@ from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.program.program import Program
 from shardweave.passes.messages.bucket_collectives import ALONE_BYTES
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.planners.cost.quantity import bytes_text, counted, memory_text, seconds_text
+from shardweave.planners.cost.quantity import GIB, bytes_text, counted, memory_text, seconds_text
 from shardweave.planners.lowering.plan_passes import DEFAULT_SCHEDULE
-from shardweave.planners.megatron.sequence_cut import SEQUENCE
+from shardweave.planners.megatron.input_cuts import SEQUENCE
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Predicted
+from shardweave.planners.predict.predict import time_parts
 from shardweave.planners.predict.throughput import Throughput
+from shardweave.planners.simulate.timeline import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 WIDTH, WIDEST = 120, 1000
 
@@ -54,6 +60,35 @@ def _memory_table(rows: Sequence[Candidate]) -> Table:
         cells = [p.peak_bytes, *(p.memory_bytes.get(kind, 0.0) for kind in kinds)]
         table.add_row(str(number), *map(bytes_text, cells), bytes_text(p.capacity_bytes))
     return table
+
+
+def plot_candidates(rows: Sequence[Candidate], path: str | Path) -> None:
+    """Draw bars of each plan's milliseconds and GiB to a file; ValueError without matplotlib."""
+    if not rows:
+        raise ValueError("no plan has a predicted step time to draw; plan for a cluster.")
+    figure = new_figure(13, 1.8 + 0.5 * len(rows))
+    left, right = figure.subplots(1, 2, sharey=True)
+    names = [row.name for row in rows]
+    _bars(left, names, [time_parts(row.predicted) for row in rows], 1e3)
+    left.set_xlabel("time of a step (ms)")
+    right.set_xlabel("memory of a device (GiB)")
+    for size in {row.predicted.capacity_bytes for row in rows} - {0.0}:
+        right.axvline(size / GIB, color="black", linestyle="--", label="the device has")
+    _bars(right, names, [row.predicted.memory_bytes for row in rows], 1 / GIB)
+    left.invert_yaxis()
+    figure.savefig(path, dpi=120)
+
+
+def _bars(
+    axes: Axes, names: Sequence[str], rows: Sequence[Mapping[str, float]], scale: float
+) -> None:
+    offsets = [0.0] * len(rows)
+    for part in dict.fromkeys(part for row in rows for part in row):
+        widths = [scale * row.get(part, 0.0) for row in rows]
+        axes.barh(range(len(rows)), widths, left=offsets, label=part)
+        offsets = [sum(pair) for pair in zip(offsets, widths, strict=True)]
+    axes.set_yticks(range(len(rows)), names)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=4, fontsize="small")
 
 
 def comparison_table(names: Sequence[str], plans: Sequence[Plan]) -> Table:
@@ -93,7 +128,6 @@ _CHOICES: dict[str, Callable[[Plan], str]] = {
 
 
 def _outcomes(predictions: Sequence[Predicted]) -> dict[str, Callable[[Predicted], str]]:
-    """The rows of the plans' predictions."""
     rows: dict[str, Callable[[Predicted], str]] = {
         "step": lambda p: _seconds(p.time_s),
         "source": lambda p: p.source,

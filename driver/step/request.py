@@ -63,8 +63,7 @@ class CompileOptions:
         None, "such as data=2,tensor=2; default: the plan's, else one device", metavar="MESH"
     )
     plan: PlanLike | None = _flag(
-        None,
-        f"a planner that needs no cluster, or a plan's JSON file (default: {DEFAULT_PLAN})",
+        None, f"a planner that needs no cluster, or a plan's JSON file (default: {DEFAULT_PLAN})"
     )
     cluster: ClusterLike | None = None
     sequence_parallel: bool = _flag(
@@ -82,9 +81,7 @@ class CompileOptions:
         metavar="SPEC",
     )
     program: Program | Path | str | None = _flag(
-        None,
-        "run this partitioned program of the model, as it is, without a plan",
-        metavar="FILE",
+        None, "run this partitioned program of the model, as it is, without a plan", metavar="FILE"
     )
     artifact: Artifact | Path | str | None = _flag(
         None,
@@ -127,8 +124,7 @@ class CompileOptions:
         metavar="FLOPS",
     )
     prove: bool = _flag(
-        False,
-        "prove, without running it, that what each rank runs equals the captured program",
+        False, "prove, without running it, that what each rank runs equals the captured program"
     )
     sync: bool = True
     weights: Path | str | None = None

@@ -10,12 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from shardweave.driver.step.request import (
-    DEFAULT_PLAN,
-    CompileOptions,
-    check_given_alone,
-    mesh_for,
-)
+from shardweave.driver.step.request import DEFAULT_PLAN, CompileOptions, check_given_alone, mesh_for
 from shardweave.ir.mesh.mesh import Mesh, check_virtual
 from shardweave.planners.registry import PLANNERS, no_such_plan
 

@@ -281,7 +281,6 @@ def _words(new: Any, old: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Format a setting's value for a message."""
     if value is ABSENT:
         return "the class's"
     if isinstance(value, nn.Module):

@@ -238,7 +238,6 @@ def _read_tensors(into: dict[str, Tensor], reader: DataReader) -> None:
 
 # Together
 
-
 HIGHEST = 10**18
 
 

@@ -28,8 +28,7 @@ from shardweave.planners.cost.degrees import asked_degrees, divisors
 from shardweave.planners.cost.memory import check_plan_precision
 from shardweave.planners.cost.quantity import counted, seconds_text
 from shardweave.planners.lowering.lower import Lowerings
-from shardweave.planners.megatron.one_by_one import why_not_one_by_one
-from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.megatron.planner import plan_megatron, why_not_one_by_one
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Pipeline, PlanError, Predicted
 from shardweave.planners.plan.zero import DIVIDED

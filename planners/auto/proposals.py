@@ -25,17 +25,12 @@ simulated with all blocks."""
 MOST_OASES = 2
 """Most meshes that Oases plans for: those of the fastest points with a tensor axis."""
 
-
 Make = Callable[[Program], Plan]
 """Function that plans the program, or a version of it with fewer blocks, in the same way."""
 
 
 def proposals(
-    evaluator: Evaluator,
-    cluster: Cluster,
-    mesh: Mesh | None,
-    precision: str,
-    meshes: list[Mesh],
+    evaluator: Evaluator, cluster: Cluster, mesh: Mesh | None, precision: str, meshes: list[Mesh]
 ) -> Iterator[tuple[str, Make]]:
     """Yield planners as (name, function that plans). meshes: meshes with a tensor axis, for Oases.
 

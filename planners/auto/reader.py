@@ -98,11 +98,7 @@ class Depths:
         blocks = (*work.blocks[: middle + 1], *added, *work.blocks[middle + 1 :])
         shift = len(added)
         shared = tuple(
-            replace(
-                s,
-                first=_moved(s.first, middle, shift),
-                second=_moved(s.second, middle, shift),
-            )
+            replace(s, first=_moved(s.first, middle, shift), second=_moved(s.second, middle, shift))
             for s in work.shared
         )
         return replace(work, blocks=blocks, shared=shared)
@@ -126,7 +122,6 @@ class PieceCost:
     backward_s: tuple[float, ...]
     inside_forward_s: tuple[float, ...]
     inside_backward_s: tuple[float, ...]
-    shared_bytes: float
     itemsize: int
 
     @cached_property
@@ -274,7 +269,6 @@ class CostReader:
             ),
             inside_forward_s=_inside(work.blocks, is_forward=True),
             inside_backward_s=_inside(work.blocks, is_forward=False),
-            shared_bytes=float(sum(s.bytes for s in work.shared)),
             itemsize=work.itemsize,
         )
 

@@ -49,22 +49,6 @@ class LinearLayer:
         return self.k * self.n * self.kernel
 
 
-@dataclass(frozen=True)
-class Volumes:
-    """Elements that a device sends for one layer, by collective (Equations 1 to 5).
-
-    gather_z: of the weight W, before the forward product. reduce_y: of the output O. reduce_x: of
-    the input's gradient. scatter_z: of the weight's gradient. reduce_data: of the same gradient,
-    among data groups. In a transposed layer `reduce_y` is over x and `reduce_x` over y.
-    """
-
-    gather_z: Numbers
-    reduce_y: Numbers
-    reduce_x: Numbers
-    scatter_z: Numbers
-    reduce_data: Numbers
-
-
 def grids_of(devices: int) -> Grids:
     """List all AxoNN grids (tensor degrees Gx, Gy, Gz, and data degree Gdata) of `devices` devices:
     C(p + 3, 3) for 2^p devices."""
@@ -75,20 +59,6 @@ def grids_of(devices: int) -> Grids:
         for z in divisors(devices // (x * y))
     ]
     return np.array(grids, dtype=np.int64)
-
-
-def volumes(layer: LinearLayer, grids: Grids) -> Volumes:
-    """Elements that a device sends, by Equations 1 to 5, with ring algorithms."""
-    gx, gy, gz, gdata = _axes_of(layer, grids)
-    weights = layer.weights / (gx * gy)
-    rows_in, rows_out = layer.rows_in / gdata, layer.rows_out / gdata
-    return Volumes(
-        gather_z=(gz - 1) * weights / gz,
-        reduce_y=2 * (gy - 1) / gy * rows_out * layer.n / (gz * gx),
-        reduce_x=2 * (gx - 1) / gx * rows_in * layer.k / (gz * gy),
-        scatter_z=(gz - 1) / gz * weights,
-        reduce_data=2 * (gdata - 1) / gdata * weights / gz,
-    )
 
 
 def _axes_of(layer: LinearLayer, grids: Grids) -> Numbers:
@@ -121,8 +91,9 @@ def communication_s(
     reductions: float = 1.0,
     gathers: float | Numbers = 1.0,
 ) -> Numbers:
-    """Seconds of communication by axis, shape (4, grids): Equation 6, with latencies and
-    repetitions.
+    """Seconds of communication by axis, shape (4, grids): Equations 1 to 6 with ring algorithms,
+    with latencies and repetitions. In a transposed layer O is reduced over x, and the gradient of I
+    over y.
 
     reductions: number of all-reduces of O in a step; 2 with recomputation. gathers: number of
     all-gathers of W, for all grids or by grid; 2 if the backward pass or recomputation gathers it
@@ -130,16 +101,24 @@ def communication_s(
     """
     total = np.zeros((4, len(grids)))
     for layer in layers:
-        sent = volumes(layer, grids)
-        steps = _axes_of(layer, grids) - 1
+        gx, gy, gz, gdata = sizes = _axes_of(layer, grids)
+        steps = sizes - 1
         row_x, row_y = (1, 0) if layer.is_transposed else (0, 1)
+        weights = layer.weights / (gx * gy)
+        rows_in, rows_out = layer.rows_in / gdata, layer.rows_out / gdata
+        # Elements that a device sends of O, of the gradient of I, of W (or its gradient) over z,
+        # and of the gradient of W among data groups.
+        reduce_y = 2 * (gy - 1) / gy * rows_out * layer.n / (gz * gx)
+        reduce_x = 2 * (gx - 1) / gx * rows_in * layer.k / (gz * gy)
+        gather_z, scatter_z = (gz - 1) * weights / gz, (gz - 1) / gz * weights
+        reduce_data = 2 * (gdata - 1) / gdata * weights / gz
 
         def spent(row: int, elements: Numbers, hops: Numbers) -> Numbers:
             return elements * links.element_s[row] + hops * links.step_s[row]
 
-        total[row_x] += layer.repeats * spent(row_x, sent.reduce_x, 2 * steps[0])
-        total[row_y] += layer.repeats * reductions * spent(row_y, sent.reduce_y, 2 * steps[1])
-        gathered = gathers * spent(2, sent.gather_z, steps[2])
-        total[2] += layer.repeats * (gathered + spent(2, sent.scatter_z, steps[2]))
-        total[3] += layer.repeats * spent(3, sent.reduce_data, 2 * steps[3])
+        total[row_x] += layer.repeats * spent(row_x, reduce_x, 2 * steps[0])
+        total[row_y] += layer.repeats * reductions * spent(row_y, reduce_y, 2 * steps[1])
+        gathered = gathers * spent(2, gather_z, steps[2])
+        total[2] += layer.repeats * (gathered + spent(2, scatter_z, steps[2]))
+        total[3] += layer.repeats * spent(3, reduce_data, 2 * steps[3])
     return total

@@ -20,7 +20,6 @@ NODE_LINK = "node"
 NETWORK_LINK = "network"
 """The network adapters (NICs)."""
 
-
 HOST_LINK = "host"
 """The link between a device and its host's memory."""
 

@@ -134,7 +134,17 @@ def peak_memory(
     this precision (`state_bytes`). update_bytes: temporaries of the optimizer's update afterwards.
     """
     tally = _Tally()
-    for tally in _walk(program, optimizer_multiplier, precision):
+    optimizer = sum(
+        state_bytes(
+            num_bytes(tensor_type_of(slot.value)),
+            dtype_of_value(slot.value).itemsize,
+            precision,
+            optimizer_multiplier,
+        )["optimizer"]
+        for slot in program.arguments
+        if slot.kind == "param"
+    )
+    for tally in _walk(program, round(optimizer)):
         tally.look()
     tally.add("update", update_bytes)
     tally.look()
@@ -142,32 +152,22 @@ def peak_memory(
     return Memory(tally.peak, parts, tally.host_peak)
 
 
-def memory_over_time(
-    program: Program, *, optimizer_multiplier: float | None = 0.0, precision: str = ""
-) -> list[dict[str, int]]:
+def memory_over_time(program: Program, optimizer_bytes: int = 0) -> list[dict[str, int]]:
     """Bytes in use by part, before the first op and then during each op; see `peak_memory`."""
-    return [
-        {part: tally.parts[part] for part in PARTS}
-        for tally in _walk(program, optimizer_multiplier, precision)
-    ]
+    walk = _walk(program, optimizer_bytes)
+    return [{part: tally.parts[part] for part in PARTS} for tally in walk]
 
 
-def _walk(program: Program, optimizer_multiplier: float | None, precision: str) -> Iterator[_Tally]:
+def _walk(program: Program, optimizer_bytes: int) -> Iterator[_Tally]:
     """Yield one tally, updated in place, before the first op and then for each op while it runs."""
     storages, created = storages_of(program)
     tally = _Tally()
-    optimizer = 0.0
     for value in program.function.body.block.args:
-        part, size = storages[value].part, storages[value].size
-        tally.add(part, size)
-        if part == "parameters":
-            itemsize = dtype_of_value(value).itemsize
-            state = state_bytes(size, itemsize, precision, optimizer_multiplier)
-            optimizer += state["optimizer"]
+        tally.add(storages[value].part, storages[value].size)
     if program.has_host_states:
-        tally.keep_on_host(round(optimizer))
+        tally.keep_on_host(optimizer_bytes)
     else:
-        tally.add("optimizer", round(optimizer))
+        tally.add("optimizer", optimizer_bytes)
     yield tally
     dying: dict[int, list[Storage]] = {}
     for storage in (s for group in created for s in group):

@@ -48,7 +48,6 @@ from shardweave.planners.cost.links import HOST_LINK, Ring, ring_of
 DEFAULT_OP = "default"
 """Key in `DeviceType.op_times` of the curve over bytes for ops without a curve of their own."""
 
-
 Kind = Literal["compute", "view", "collective", "start", "wait", "message"]
 
 
@@ -190,7 +189,7 @@ class CostModel:
         """Seconds from start to end of a collective whose links nothing else uses, or of a copy to
         or from the host."""
         if isinstance(op, HostCopyOp):
-            return self._operand_bytes(op) / min(map(_host_bandwidth, self.devices))
+            return self._operand_bytes(op) / self.host_bandwidth_bytes_s
         if self.mesh.sizes(op.axes) == 1:
             return 0.0
         key = (op.axes, self._signature(op))

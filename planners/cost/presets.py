@@ -96,17 +96,12 @@ def cluster_to_order(cluster: str) -> Cluster:
     devices = {
         name: replace(
             device,
-            flops=_all_dtypes(device),
+            flops=dict.fromkeys(DTYPES, min(device.flops.values())) | dict(device.flops),
             host_bandwidth_bytes_s=device.host_bandwidth_bytes_s or device.memory_bandwidth_bytes_s,
         )
         for name, device in known.devices.items()
     }
     return replace(known, devices=devices)
-
-
-def _all_dtypes(device: DeviceType) -> dict[str, float]:
-    slowest = min(device.flops.values())
-    return {dtype: device.flops.get(dtype, slowest) for dtype in DTYPES}
 
 
 def _of_file(path: str | Path) -> Cluster:

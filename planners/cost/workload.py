@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from xdsl.ir import Operation, SSAValue
@@ -258,9 +258,4 @@ def _crossing(num_blocks: int, of_op: Mapping[Operation, int]) -> list[int]:
             size = num_bytes(tensor_type_of(value))
             changes[of_op[owner]] += size
             changes[last] -= size
-    alive_at: list[int] = []
-    alive = 0
-    for change in changes[:-1]:
-        alive += change
-        alive_at.append(alive)
-    return alive_at
+    return list(accumulate(changes[:-1]))

@@ -60,7 +60,6 @@ def _grouped(program: Program, axis: str, size: int) -> Iterator[tuple[SSAValue,
 
 
 def _why_idle(program: Program, axis: str) -> str:
-    """Explain why no experts can be sharded."""
     counts = {_experts(m) for m in linear_maps(program) if _is_of_experts(m)}
     why = (
         f"{max(counts)} experts cannot be sharded over {axis}"

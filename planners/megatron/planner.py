@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from xdsl.ir import SSAValue
@@ -24,16 +25,19 @@ from shardweave.ir.mesh.placement import (
 from shardweave.ir.program.program import Program
 from shardweave.ir.suggest import did_you_mean
 from shardweave.passes.prepare.projections import Place
+from shardweave.passes.stages.batches import micro_batches_of
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.degrees import divisors
+from shardweave.planners.cost.workload import batch_of
 from shardweave.planners.lowering.apply_plan import is_layer_output
+from shardweave.planners.lowering.lower import lowered
+from shardweave.planners.lowering.plan_passes import PlanPasses
 from shardweave.planners.megatron.expert_cut import ExpertCut, expert_cut
 from shardweave.planners.megatron.fused_projections import fused_cut
-from shardweave.planners.megatron.sequence_cut import SequenceCut, sequence_cut
-from shardweave.planners.megatron.spatial_cut import cut_images
+from shardweave.planners.megatron.input_cuts import SequenceCut, cut_images, sequence_cut
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_names import sharding_text
-from shardweave.planners.plan.plan_parts import SplitProjection
+from shardweave.planners.plan.plan_parts import Pipeline, SplitProjection
 from shardweave.planners.plan.replicated import batch_shardings, can_be_cut, idle_data
 from shardweave.planners.plan.zero import DATA_AXIS, REPLICA_AXIS
 from shardweave.planners.structure.linear_maps import Cut, input_embeddings, stored_cut
@@ -68,11 +72,11 @@ def plan_megatron(
     `tensor`: all-reduces become a reduce-scatter and an all-gather, and norms run on shards.
 
     If the mesh has an axis `context`, inputs are sharded along the sequence over it
-    (`planners.megatron.sequence_cut`), and so is everything between them and the loss; attention
+    (`planners.megatron.input_cuts`), and so is everything between them and the loss; attention
     gathers keys and values, in `attention_parts` parts whose results it merges (`split-attention`).
 
     If the mesh has an axis `space`, the height of images is sharded over it
-    (`planners.megatron.spatial_cut`); convolutions and pools read their neighbours' rows.
+    (`planners.megatron.input_cuts`); convolutions and pools read their neighbours' rows.
 
     If the mesh has an axis `expert`, the weights of experts are sharded over it, each expert on one
     device; all other layers treat the axis as a part of `data`. Each device then has tokens of its
@@ -131,6 +135,20 @@ def plan_megatron(
         planner="megatron",
         notes=tuple(notes),
     )
+
+
+def why_not_one_by_one(program: Program) -> str:
+    """The reason why micro-batches cannot run one by one, such as batch norm; empty if they can.
+    Partitions the global program once, with the fewest micro-batches that divide its batch."""
+    count = next((n for n in divisors(batch_of(program)) if n > 1), 1)
+    if count == 1:
+        return ""
+    plan = replace(plan_megatron(program, Mesh()), pipeline=Pipeline((("*",),), count))
+    try:
+        micro_batches_of(lowered(program, plan, PlanPasses.of(plan).partitioning))
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 class _TensorCut(NamedTuple):

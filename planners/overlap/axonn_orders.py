@@ -17,7 +17,7 @@ from shardweave.ir.dialects.annotations import phase_of
 from shardweave.ir.dialects.dist import STARTS, AllReduceOp, StartedOp, WaitOp
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
-from shardweave.planners.overlap.graph import leading_to, wait_of
+from shardweave.planners.overlap.graph import OpOrder, leading_to, wait_of
 from shardweave.planners.overlap.in_order import Weights, is_last
 from shardweave.planners.plan.plan_parts import AXONN_SCHEDULES
 
@@ -34,10 +34,11 @@ def axonn_order(
     return _AxonnOrder(program, ops, overlaps).run()
 
 
-class _AxonnOrder:
+class _AxonnOrder(OpOrder):
     def __init__(
         self, program: Program, ops: Sequence[Operation], overlaps: Collection[str]
     ) -> None:
+        super().__init__()
         self.ops = ops
         self.blocks = blocks_of(program)
         self.gathers = Weights(program, ops).starts if "c" in overlaps else []
@@ -54,33 +55,28 @@ class _AxonnOrder:
             if isinstance(op, StartedOp) and phase_of(op) == "backward" and is_last(op)
         }
         self.leading = leading_to(self.ops, self.input_gradients)
-        self.order: dict[Operation, None] = {}
-        self.put_off: list[Operation] = []
 
     def run(self) -> list[Operation]:
         for op in self.ops:
             if op in self.place:
                 for gather in self.gathers[self.place[op] : self.place[op] + 2]:
-                    self._add(gather)
+                    self.add(gather)
             if op in self.order or isinstance(op, WaitOp) or self._shows_gradient(op):
                 continue  # is added before what reads it, or at the end
             if self._may_wait(op):
-                self.put_off.append(op)
+                self.deferred.append(op)
                 continue
-            self._add(op)
+            self.add(op)
             if op in self.input_gradients:
-                self._catch_up()
-        self._catch_up()
-        for op in self.ops:
-            self._add(op)
-        return list(self.order)
+                self.catch_up()
+        return self.finished(self.ops)
 
     def _may_wait(self, op: Operation) -> bool:
         """True if an op can be deferred until an input gradient of its block is being reduced."""
         if not self.input_gradients or phase_of(op) != "backward" or op in self.leading:
             return False
-        if self.put_off and self.blocks.of_op(self.put_off[0]) != self.blocks.of_op(op):
-            self._catch_up()
+        if self.deferred and self.blocks.of_op(self.deferred[0]) != self.blocks.of_op(op):
+            self.catch_up()
         return True
 
     def _shows_gradient(self, op: Operation) -> bool:
@@ -91,20 +87,9 @@ class _AxonnOrder:
             for owner in owners
         )
 
-    def _catch_up(self) -> None:
-        put_off, self.put_off = self.put_off, []
-        for op in put_off:
-            self._add(op)
-
-    def _add(self, op: Operation) -> None:
-        """Append an op after the producers of its operands and, if it blocks, its wait."""
-        if op in self.order:
-            return
-        for value in op.operands:
-            owner = value.owner
-            if isinstance(owner, Operation) and owner not in self.order:
-                self._add(owner)
-        self.order[op] = None
+    def append(self, op: Operation) -> None:
+        """Append an op and, if it blocks, its wait."""
+        super().append(op)
         travels = op in self.input_gradients or op in self.gradients or op in self.place
         if isinstance(op, StartedOp) and not travels:
-            self._add(wait_of(op))
+            self.add(wait_of(op))

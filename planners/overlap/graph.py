@@ -55,6 +55,39 @@ def build_graph(ops: Sequence[Operation], cost: CostModel) -> Graph:
     return graph
 
 
+class OpOrder:
+    """A new order of ops, each after the producers of its operands. deferred: ops to append once a
+    message is in flight that they hide."""
+
+    def __init__(self) -> None:
+        self.order: dict[Operation, None] = {}
+        self.deferred: list[Operation] = []
+
+    def add(self, op: Operation) -> None:
+        """Append an op, after the ops that produce its operands if these are missing."""
+        if op in self.order:
+            return
+        for value in op.operands:
+            owner = value.owner
+            if isinstance(owner, Operation) and owner not in self.order:
+                self.add(owner)
+        self.append(op)
+
+    def append(self, op: Operation) -> None:
+        self.order[op] = None
+
+    def catch_up(self) -> None:
+        deferred, self.deferred = self.deferred, []
+        for op in deferred:
+            self.add(op)
+
+    def finished(self, ops: Sequence[Operation]) -> list[Operation]:
+        """Append the deferred ops and all other missing ops; returns the order."""
+        for op in (*self.deferred, *ops):
+            self.add(op)
+        return list(self.order)
+
+
 def leading_to(ops: Sequence[Operation], goals: Collection[Operation]) -> set[Operation]:
     """Return `goals` and all of `ops`, in program order, that they depend on. Linear in uses."""
     leading: set[Operation] = set()

@@ -30,7 +30,7 @@ from shardweave.ir.program.blocks import Blocks, blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.storage import is_view
 from shardweave.passes.messages.merge_collectives import BUCKET_BYTES
-from shardweave.planners.overlap.graph import leading_to, wait_of
+from shardweave.planners.overlap.graph import OpOrder, leading_to, wait_of
 
 Place = tuple[str | None, str, Copy | None]
 """(Block, phase, sub-batch) of an op."""
@@ -66,11 +66,11 @@ def _runs(starts: Sequence[Operation], blocks: Blocks) -> list[_Run]:
     return runs
 
 
-class _InOrder:
+class _InOrder(OpOrder):
     def __init__(self, program: Program, ops: Sequence[Operation], is_ahead: bool) -> None:
+        super().__init__()
         self.ops = ops
         self.is_ahead = is_ahead
-        self.order: dict[Operation, None] = {}
         self.blocks = blocks_of(program)
         weights = Weights(program, ops)
         self.bringers = weights.bringers
@@ -93,7 +93,6 @@ class _InOrder:
         }
         self.next_part = self._next_part() if is_ahead else {}
         self.leading = leading_to(self.ops, self.joints)
-        self.deferred: list[Operation] = []
         self.joints_left = len(self.joints)
 
     def run(self) -> list[Operation]:
@@ -110,47 +109,40 @@ class _InOrder:
                 self.deferred.append(op)
             else:
                 for start in self.next_part.get(op, ()):
-                    self._add(start)
-                self._add(op)
+                    self.add(start)
+                self.add(op)
                 if op in self.joints:
                     self.joints_left -= 1
-                    self._catch_up()
-        self._catch_up()
-        for op in self.ops:
-            self._add(op)
-        return list(self.order)
+                    self.catch_up()
+        return self.finished(self.ops)
 
-    def _add(self, op: Operation) -> None:
-        """Append an op, after the ops that produce its operands if these are missing."""
-        if op in self.order:
-            return
-        for value in op.operands:
-            owner = value.owner
-            if isinstance(owner, Operation) and owner not in self.order:
-                self._add(owner)
-        if op in self.scatter_run:
-            self._land_scatters(self.scatter_run[op])
-        self.order[op] = None
+    def append(self, op: Operation) -> None:
+        """Append an op; an op of a run of reduce-scatters after the waits of the run before it."""
+        number = self.scatter_run.get(op, 0)
+        for run in self.scatters[max(0, number - 1) : number]:
+            for start in run.starts:
+                self.add(wait_of(start))
+        super().append(op)
 
     # Weights
 
     def _reach(self, number: int) -> None:
         """Append the gathers of run `number`, read next, and of the next run if `is_ahead`."""
         for op in self.gathers[number].starts:
-            self._add(op)
+            self.add(op)
         if not self.is_ahead:
             return
         for op in self.gathers[number].starts:
             # Weights are unpacked from a message before the next one takes memory.
             for part in self.parts.get(op, ()):
-                self._add(part)
+                self.add(part)
         if number not in self.again.values():
             self._start(number + 1)
 
     def _start(self, number: int) -> None:
         for run in self.gathers[number : number + 1]:
             for op in run.starts:
-                self._add(op)
+                self.add(op)
 
     def _read_again(self, weights: Weights) -> Iterator[Operation | None]:
         """Yield, per run, None; for forward's last run, its first reader in the backward pass."""
@@ -183,25 +175,13 @@ class _InOrder:
 
     # Gradients
 
-    def _land_scatters(self, number: int) -> None:
-        """Append the waits of the reduce-scatters of the run before run `number`."""
-        for run in self.scatters[max(0, number - 1) : number]:
-            for op in run.starts:
-                self._add(wait_of(op))
-
     def _can_wait(self, op: Operation) -> bool:
         """True if an op can be deferred until a message of its block is in flight."""
         if not self.is_ahead or not self.joints_left:
             return False
         if self.deferred and self.blocks.of_op(self.deferred[0]) != self.blocks.of_op(op):
-            self._catch_up()
+            self.catch_up()
         return phase_of(op) == "backward" and op not in self.leading
-
-    def _catch_up(self) -> None:
-        """Append the deferred ops."""
-        deferred, self.deferred = self.deferred, []
-        for op in deferred:
-            self._add(op)
 
 
 class Weights:
@@ -227,9 +207,8 @@ class Weights:
                 feeding.append(op)
             if is_gather and op.results[0] in known:
                 self.starts.append(op)
-                self.made_of[op] = []
-                source.update(dict.fromkeys(wait_of(op).results, op))
-                self.made_of[op] += wait_of(op).results
+                self.made_of[op] = list(wait_of(op).results)
+                source.update(dict.fromkeys(self.made_of[op], op))
             elif spec_of(op).view not in (None, "cast") and op.operands[0] in source:
                 self._take(op, source)
         self.bringers = self._needed(feeding)

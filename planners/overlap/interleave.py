@@ -26,15 +26,10 @@ def pass_regions(ops: Sequence[Operation]) -> list[list[Operation]]:
     regions: list[list[Operation]] = []
     before: str | None = None
     for op in ops:
-        phase = phase_of(op)
-        if before is None:
-            kind = "forward" if phase == "forward" else phase
-        elif before == "forward" and phase == "forward":
-            kind = "forward"
-        else:
-            # Ops that do not depend on the gradient stand among those that do.
-            kind = "recompute" if phase == "recompute" else "backward"
-        if kind != before or not regions:
+        kind = phase_of(op)
+        if before is not None and kind != "recompute" and not before == kind == "forward":
+            kind = "backward"  # ops that do not depend on the gradient stand among those that do
+        if kind != before:
             regions.append([])
         regions[-1].append(op)
         before = kind

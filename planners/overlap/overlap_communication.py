@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
 
 from xdsl.ir import Operation
 
@@ -24,46 +23,15 @@ from shardweave.planners.overlap.axonn_orders import AXONN_ORDERS, axonn_order
 from shardweave.planners.overlap.graph import Graph, build_graph, wait_of
 from shardweave.planners.overlap.in_order import started_in_order
 from shardweave.planners.overlap.interleave import interleave, pass_regions, whole_regions
-from shardweave.planners.overlap.list_memory import MemoryBudget, liveness, recompute_gates
-from shardweave.planners.overlap.list_schedule import list_schedule
+from shardweave.planners.overlap.list_schedule import (
+    MemoryBudget,
+    list_schedule,
+    liveness,
+    recompute_gates,
+)
 from shardweave.planners.simulate.simulate import simulate_by
 
 SCHEDULES = ("blocking", "sub-batch", "cross-pass", "in-order", "list")
-
-
-def reschedule(
-    program: Program, schedule: str, cluster: str = "testbed", memory_cap: int | None = None
-) -> None:
-    """Reorder a started local program by one of `SCHEDULES` or `AXONN_ORDERS`. O(n log n).
-
-    cluster: for `list`, a preset's name or a file. memory_cap: bytes on one device. Raises
-    ValueError for an unknown schedule, blocking collectives, and a step over the cap.
-    """
-    known = (*SCHEDULES, *AXONN_ORDERS)
-    if schedule not in known:
-        raise ValueError(f"schedule '{schedule}' is unknown; use one of {', '.join(known)}.")
-    ops = list(program.ops)
-    if any(isinstance(op, tuple(HOST_COPIES.values())) for op in ops):
-        raise ValueError("copies to the host are started already; run overlap-communication once.")
-    if not any(isinstance(op, StartedOp) for op in ops):
-        blocking = next((op for op in ops if type(op) in STARTS), None)
-        if blocking is not None:
-            raise ValueError(
-                f"{describe(blocking)} is a blocking collective; run start-collectives before "
-                "overlap-communication."
-            )
-    elif schedule == "in-order":
-        _in_order(program, ops, memory_cap)
-    elif schedule in AXONN_ORDERS:
-        program.reorder(axonn_order(program, ops, AXONN_ORDERS[schedule]))
-    elif schedule == "list":
-        program.reorder(_best_order(program, ops, cluster_to_order(cluster), memory_cap))
-    else:
-        program.reorder(_fixed_order(schedule, ops))
-    if schedule != "blocking" and any(isinstance(op, HostCopyOp) for op in ops):
-        start_host_copies(program)
-    if memory_cap is not None:
-        _check_memory(program, schedule, memory_cap)
 
 
 def _in_order(program: Program, ops: Sequence[Operation], memory_cap: int | None) -> None:
@@ -92,49 +60,25 @@ def _best_order(
     model = CostModel(cluster, program.mesh or Mesh())
     graph = build_graph(list(program.ops), model)
     fixed.append(started_in_order(program, ops))
-    trials = _Trials(program, model)
-    trials.add(fixed)
-    enough = trials.largest_peak
+    times_s: dict[tuple[Operation, ...], float] = {}
+    peaks: dict[tuple[Operation, ...], int] = {}
+
+    def simulate_each(orders: Iterable[Sequence[Operation]]) -> None:
+        for order in map(tuple, orders):
+            if order not in peaks:
+                program.reorder(order)
+                result = simulate_by(model, program)
+                times_s[order], peaks[order] = result.time_s, result.peak_bytes
+
+    simulate_each(fixed)
+    enough = max(peaks.values())
     cap = enough if memory_cap is None else memory_cap
-    trials.add([started_in_order(program, ops, is_ahead=False)])
-    trials.add(axonn_order(program, ops, overlaps) for overlaps in AXONN_ORDERS.values())
-    trials.add(_list_orders(program, graph, cap))
-    if trials.least_peak > cap:  # for the error, what is really needed
-        trials.add(_list_orders(program, graph, enough))
-    return min(trials.tried, key=lambda t: (max(0, t.peak_bytes - cap), t.time_s)).order
-
-
-class _Try(NamedTuple):
-    order: list[Operation]
-    time_s: float
-    peak_bytes: int
-
-
-class _Trials:
-    """Simulates a program's ops in many orders, each distinct order once."""
-
-    def __init__(self, program: Program, model: CostModel) -> None:
-        self.program, self.model = program, model
-        self._seen: set[tuple[Operation, ...]] = set()
-        self.tried: list[_Try] = []
-
-    def add(self, orders: Iterable[list[Operation]]) -> None:
-        for order in orders:
-            key = tuple(order)
-            if key in self._seen:
-                continue
-            self._seen.add(key)
-            self.program.reorder(order)
-            result = simulate_by(self.model, self.program)
-            self.tried.append(_Try(order, result.time_s, result.peak_bytes))
-
-    @property
-    def largest_peak(self) -> int:
-        return max(t.peak_bytes for t in self.tried)
-
-    @property
-    def least_peak(self) -> int:
-        return min(t.peak_bytes for t in self.tried)
+    simulate_each([started_in_order(program, ops, is_ahead=False)])
+    simulate_each(axonn_order(program, ops, overlaps) for overlaps in AXONN_ORDERS.values())
+    simulate_each(_list_orders(program, graph, cap))
+    if min(peaks.values()) > cap:  # for the error, what is really needed
+        simulate_each(_list_orders(program, graph, enough))
+    return list(min(peaks, key=lambda order: (max(0, peaks[order] - cap), times_s[order])))
 
 
 def _fixed_order(schedule: str, ops: Sequence[Operation]) -> list[Operation]:
@@ -218,7 +162,7 @@ class OverlapCommunicationPass(PassOnProgram):
     memory_cap: int | None = None
 
     def run(self, program: Program) -> None:
-        reschedule(program, self.schedule, self.cluster, self.memory_cap)
+        self._reorder(program)
         ops = list(program.ops)
         if not any(isinstance(op, StartedOp) for op in ops):
             note(
@@ -231,3 +175,35 @@ class OverlapCommunicationPass(PassOnProgram):
                 "run split-batch before propagate-shardings and unroll-time-axes after "
                 "insert-collectives, or use schedule=list."
             )
+
+    def _reorder(self, program: Program) -> None:
+        known = (*SCHEDULES, *AXONN_ORDERS)
+        if self.schedule not in known:
+            words = ", ".join(known)
+            raise ValueError(f"schedule '{self.schedule}' is unknown; use one of {words}.")
+        ops = list(program.ops)
+        if any(isinstance(op, tuple(HOST_COPIES.values())) for op in ops):
+            raise ValueError(
+                "copies to the host are started already; run overlap-communication once."
+            )
+        if not any(isinstance(op, StartedOp) for op in ops):
+            blocking = next((op for op in ops if type(op) in STARTS), None)
+            if blocking is not None:
+                raise ValueError(
+                    f"{describe(blocking)} is a blocking collective; run start-collectives before "
+                    "overlap-communication."
+                )
+        elif self.schedule == "in-order":
+            _in_order(program, ops, self.memory_cap)
+        elif self.schedule in AXONN_ORDERS:
+            program.reorder(axonn_order(program, ops, AXONN_ORDERS[self.schedule]))
+        elif self.schedule == "list":
+            program.reorder(
+                _best_order(program, ops, cluster_to_order(self.cluster), self.memory_cap)
+            )
+        else:
+            program.reorder(_fixed_order(self.schedule, ops))
+        if self.schedule != "blocking" and any(isinstance(op, HostCopyOp) for op in ops):
+            start_host_copies(program)
+        if self.memory_cap is not None:
+            _check_memory(program, self.schedule, self.memory_cap)

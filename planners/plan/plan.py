@@ -236,7 +236,6 @@ _READERS: dict[str, parts.Reader] = {
 
 
 def _json(value: Any) -> Any:
-    """Convert a field's value to JSON data."""
     if is_dataclass(value):
         return parts.without_defaults(value)
     if isinstance(value, dict):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from shardweave.ir.dialects.types import num_bytes, tensor_type_of
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program, require_program
 from shardweave.ir.program.staged import is_staged
@@ -157,15 +156,10 @@ def _with_update(
     cost = simulate_update([program], update, model, precision)
     memory = peak_memory(
         program,
-        optimizer_multiplier=cost.state_bytes / max(1, _parameter_bytes(program)),
+        optimizer_multiplier=cost.state_bytes / max(1, simulation.memory.parts["parameters"]),
         update_bytes=cost.temporary_bytes,
     )
     return replace(simulation, update=cost, memory=memory)
-
-
-def _parameter_bytes(program: Program) -> int:
-    slots = [slot for slot in program.arguments if slot.kind == "param"]
-    return sum(num_bytes(tensor_type_of(slot.value)) for slot in slots)
 
 
 def predict_plan(program: Program | Lowerings, plan: Plan, cluster: Cluster) -> Predicted:

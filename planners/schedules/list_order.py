@@ -20,10 +20,8 @@ GAPS = (0.0, 0.5, 1.0)
 """Policies of waiting: a rank puts off a weight gradient if another pass becomes ready within this
 share of the weight gradient's own time."""
 
-
 MOST_PASSES = 60_000
 """Most passes to order in all attempts together; this many take about a second."""
-
 
 StageAt = tuple[int, int]
 """(Stage, rank that holds it)."""
@@ -42,10 +40,8 @@ class PassCosts:
 UNIT_COSTS = PassCosts(lambda stage_at, kind: 1.0)
 """One second for each pass, and no time for messages."""
 
-
 Placement = Sequence[Sequence[int]]
 """Rank that runs a micro-batch, by stage and micro-batch."""
-
 
 Fits = Callable[[Table], bool]
 """True if an order fits into the memory of all ranks."""

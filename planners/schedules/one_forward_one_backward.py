@@ -11,14 +11,8 @@ from shardweave.planners.schedules.table import Action, Kind, Table
 def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Table:
     """Make the GPipe table: all forward passes, then all backward (Huang et al. 2019, Sec. 2.3).
     With several chunks, rank r runs stages r, r + ranks, .., one after another."""
-    every = range(micro_batches)
-    table: list[tuple[Action, ...]] = []
-    for rank in range(ranks):
-        stages = range(rank, ranks * chunks, ranks)
-        forward = [Action(stage, "F", number) for stage in stages for number in every]
-        backward = [Action(stage, "B", number) for stage in reversed(stages) for number in every]
-        table.append((*forward, *backward))
-    return tuple(table)
+    sizes = ranks, micro_batches, chunks, micro_batches
+    return tuple((*passes("F", rank, *sizes), *passes("B", rank, *sizes)) for rank in range(ranks))
 
 
 def alternating(
@@ -34,11 +28,17 @@ def one_forward_one_backward(ranks: int, micro_batches: int, chunks: int = 1) ->
     """Make the 1F1B table: as many forward passes as there are later stages, then both kinds in
     turn, then the rest. Source: Narayanan et al. 2021, Sec. 2.2."""
     assert chunks == 1
+    return _in_turn(ranks, micro_batches, chunks, micro_batches, 1)
+
+
+def _in_turn(ranks: int, micro_batches: int, chunks: int, size: int, more: int) -> Table:
+    """Make the table in which each rank runs `more` passes more ahead than the next rank, and then
+    both kinds in turn. size: as for `passes`."""
     table: list[tuple[Action, ...]] = []
     for rank in range(ranks):
-        forward = [Action(rank, "F", number) for number in range(micro_batches)]
-        backward = [Action(rank, "B", number) for number in range(micro_batches)]
-        table.append(alternating(forward, backward, ranks - 1 - rank))
+        arguments = rank, ranks, micro_batches, chunks, size
+        ahead = (chunks - 1) * size + more * (ranks - 1 - rank)
+        table.append(alternating(passes("F", *arguments), passes("B", *arguments), ahead))
     return tuple(table)
 
 
@@ -69,10 +69,4 @@ def passes(
 
 def interleaved(ranks: int, micro_batches: int, chunks: int = 2) -> Table:
     """Make the interleaved 1F1B table. Each rank runs two more passes ahead than the next rank."""
-    table: list[tuple[Action, ...]] = []
-    size = round_size(ranks, micro_batches)
-    for rank in range(ranks):
-        arguments = rank, ranks, micro_batches, chunks, size
-        ahead = (chunks - 1) * size + 2 * (ranks - 1 - rank)
-        table.append(alternating(passes("F", *arguments), passes("B", *arguments), ahead))
-    return tuple(table)
+    return _in_turn(ranks, micro_batches, chunks, round_size(ranks, micro_batches), 2)

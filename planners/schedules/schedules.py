@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -88,11 +89,13 @@ def find_schedule(name: str) -> Schedule:
 
 def fixed_tables(ranks: int, micro_batches: int, chunks: int) -> list[Table]:
     """Make the tables of all schedules except `list` that are possible for these numbers."""
+    return possible_tables(lambda name: _SCHEDULES[name].table(ranks, micro_batches, chunks))
+
+
+def possible_tables(make: Callable[[str], Table]) -> list[Table]:
+    """Make the tables of all schedules except `list`, by name, for which that is possible."""
     tables: list[Table] = []
-    for name, schedule in _SCHEDULES.items():
-        if name != LIST:
-            try:
-                tables.append(schedule.table(ranks, micro_batches, chunks))
-            except ValueError:
-                continue
+    for name in (name for name in _SCHEDULES if name != LIST):
+        with suppress(ValueError):
+            tables.append(make(name))
     return tables

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from shardweave.planners.plan.plan_parts import PIPELINE_SCHEDULES, PlanError
+from shardweave.planners.plan.plan_parts import PlanError
 from shardweave.planners.schedules.list_order import list_table
 from shardweave.planners.schedules.one_forward_one_backward import alternating
-from shardweave.planners.schedules.schedules import LIST, find_schedule
+from shardweave.planners.schedules.schedules import LIST, find_schedule, possible_tables
 from shardweave.planners.schedules.table import Action, Table
 
 Shares = Sequence[Sequence[int]]
@@ -55,14 +55,7 @@ def _list_table(shares: Shares, chunks: int) -> Table:
 
 def uneven_tables(shares: Shares, chunks: int) -> list[Table]:
     """Make the tables of all schedules except `list` that are possible for these shares."""
-    tables: list[Table] = []
-    for name in PIPELINE_SCHEDULES:
-        if name != LIST:
-            try:
-                tables.append(uneven_table(name, shares, chunks))
-            except ValueError:
-                continue
-    return tables
+    return possible_tables(lambda name: uneven_table(name, shares, chunks))
 
 
 def _one_forward_one_backward(shares: Shares) -> list[list[Action]]:

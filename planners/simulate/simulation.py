@@ -64,11 +64,6 @@ class Simulation(Timeline):
         """Memory in bytes of the smallest device in use."""
         return min(d.memory_bytes for d in self.cluster.device_types(self.mesh.num_devices))
 
-    def optimizer_multiplier(self, asked: float | None) -> float | None:
-        """Bytes of optimizer state per byte of parameters: the simulated update's, else `asked`."""
-        held = self.memory.parts
-        return asked if self.update is None else held["optimizer"] / max(1, held["parameters"])
-
     def summary(self) -> str:
         """Return a few lines of text: the time by part, the lower bound, and the memory."""
         bound = self.bound

@@ -58,25 +58,14 @@ class Configuration:
         return ", ".join(parts) or "one device"
 
 
-NUMBERS = (
-    "data",
-    "tensor",
-    "pipeline",
-    "data_bucket_mib",
-    "zero_bucket_mib",
-    "micro_batches",
-    "chunks",
-    "replica",
-    "context",
-    "sub_batches",
-)
-"""Fields of a Configuration that are sizes."""
-
 FEATURES = (
     "data", "tensor", "pipeline", "bucket", "micro_batches", "chunks", "replica", "context",
     "sub_batches",
 )  # fmt: skip
 """Sizes that a model gets as logarithms; `bucket` is whichever of the two buckets is used."""
+
+NUMBERS = ("data_bucket_mib", "zero_bucket_mib", *(n for n in FEATURES if n != "bucket"))
+"""Fields of a Configuration that are sizes."""
 
 
 @dataclass(frozen=True)

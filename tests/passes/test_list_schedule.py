@@ -16,8 +16,12 @@ from shardweave.passes.pipeline import run_passes
 from shardweave.planners.cost.memory import peak_memory
 from shardweave.planners.cost.model import CostModel
 from shardweave.planners.overlap.graph import Graph, build_graph
-from shardweave.planners.overlap.list_memory import MemoryBudget, liveness, recompute_gates
-from shardweave.planners.overlap.list_schedule import list_schedule
+from shardweave.planners.overlap.list_schedule import (
+    MemoryBudget,
+    list_schedule,
+    liveness,
+    recompute_gates,
+)
 from shardweave.planners.simulate.simulate import simulate
 from shardweave.tests.ir_text import assert_same_values
 from shardweave.tests.passes.steps import order, random_step

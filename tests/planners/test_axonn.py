@@ -26,7 +26,6 @@ from shardweave.planners.axonn.model import (
     agnostic_links,
     communication_s,
     grids_of,
-    volumes,
 )
 from shardweave.planners.axonn.planner import axonn_layers_of, plan_axonn
 from shardweave.planners.axonn.search import Options, grid_memory_of, rank_grids
@@ -53,30 +52,36 @@ def one(values: Numbers) -> float:
     return float(value)
 
 
+def sent(layer: LinearLayer, grid: Grids) -> tuple[float, float, float, float, float]:
+    """Elements that a device sends over x, y, z in gathers, z in scatters, and data."""
+    links = agnostic_links(grid, 1.0)
+    x, y, z, data = communication_s([layer], grid, links)[:, 0].tolist()
+    scattered = float(communication_s([layer], grid, links, gathers=0.0)[2, 0])
+    return x, y, z - scattered, scattered, data
+
+
 def test_equations_1_to_5_on_a_worked_case() -> None:
     # m = 16 / Gdata = 8 rows, k n = 32 weights.
-    sent = volumes(LAYER, grids((2, 2, 2, 2)))
-    assert one(sent.gather_z) == (2 - 1) * 32 / 8
-    assert one(sent.reduce_y) == 2 * 1 / 2 * 8 * 8 / 4
-    assert one(sent.reduce_x) == 2 * 1 / 2 * 8 * 4 / 4
-    assert one(sent.scatter_z) == 1 / 2 * 32 / 4
-    assert one(sent.reduce_data) == 2 * 1 / 2 * 32 / 8
+    x, y, gathered, scattered, data = sent(LAYER, grids((2, 2, 2, 2)))
+    assert gathered == (2 - 1) * 32 / 8
+    assert y == 2 * 1 / 2 * 8 * 8 / 4
+    assert x == 2 * 1 / 2 * 8 * 4 / 4
+    assert scattered == 1 / 2 * 32 / 4
+    assert data == 2 * 1 / 2 * 32 / 8
 
 
 def test_transposed_layer_swaps_x_and_y() -> None:
     grid = grids((4, 2, 1, 1))
-    sent = volumes(LAYER, grid)
-    assert (one(sent.reduce_y), one(sent.reduce_x)) == (32.0, 48.0)
-    turned = volumes(replace(LAYER, is_transposed=True), grid)
-    assert (one(turned.reduce_y), one(turned.reduce_x)) == (96.0, 16.0)
+    assert sent(LAYER, grid)[:2] == (48.0, 32.0)
+    assert sent(replace(LAYER, is_transposed=True), grid)[:2] == (96.0, 16.0)
 
 
 def test_convolution_counts_channels_positions_and_kernel() -> None:
     # 2 samples of 4x4, 3x3 kernel, stride 2: 32 rows in, 8 out.
     layer = LinearLayer(rows_in=32, rows_out=8, k=4, n=8, kernel=9)
-    sent = volumes(layer, grids((2, 2, 1, 1)))
-    assert one(sent.reduce_y) == 2 * 1 / 2 * 8 * 8 / 2
-    assert one(sent.reduce_x) == 2 * 1 / 2 * 32 * 4 / 2
+    x, y, *_ = sent(layer, grids((2, 2, 1, 1)))
+    assert y == 2 * 1 / 2 * 8 * 8 / 2
+    assert x == 2 * 1 / 2 * 32 * 4 / 2
     assert layer.weights == 4 * 8 * 9
 
 
@@ -100,9 +105,9 @@ def test_recomputation_repeats_the_reductions_of_outputs_and_the_gathers() -> No
     links = agnostic_links(grid, 1.0)
     once = communication_s([LAYER], grid, links)
     twice = communication_s([LAYER], grid, links, reductions=2, gathers=2)
-    sent = volumes(LAYER, grid)
-    assert one(twice[1] - once[1]) == one(sent.reduce_y)
-    assert one(twice[2] - once[2]) == one(sent.gather_z)
+    _, y, gathered, *_ = sent(LAYER, grid)
+    assert one(twice[1] - once[1]) == y
+    assert one(twice[2] - once[2]) == gathered
 
 
 @pytest.mark.parametrize(("devices", "count"), [(1, 1), (6, 16), (32, 56), (1024, 286)])

@@ -25,8 +25,8 @@ from shardweave.ir.program.storage import kept_bytes
 from shardweave.passes.pipeline import as_mesh
 from shardweave.planners.lowering.lower import local_program, lowered
 from shardweave.planners.lowering.plan_passes import PlanPasses
+from shardweave.planners.megatron.input_cuts import sequence_cut
 from shardweave.planners.megatron.planner import plan_megatron
-from shardweave.planners.megatron.sequence_cut import sequence_cut
 from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.planners.simulate.simulate import simulate

@@ -6,7 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
-from shardweave.driver.commands.arguments import Commands, add_output, new_command
+from shardweave.driver.commands.arguments import Commands, new_command
 
 
 def add_parser(commands: Commands) -> None:
@@ -18,7 +18,7 @@ def add_parser(commands: Commands) -> None:
         nargs="+",
         help="rows of model, plan (a file, or a mesh) and step_ms",
     )
-    add_output(command, "default: calibrated.yaml", default="calibrated.yaml")
+    command.add_output("default: calibrated.yaml", default="calibrated.yaml")
 
 
 def calibrate_command(options: argparse.Namespace) -> int:

@@ -9,12 +9,6 @@ from shardweave.driver.commands.arguments import (
     MODEL_HELP,
     Commands,
     PictureFile,
-    add_cluster,
-    add_flag,
-    add_load,
-    add_output,
-    add_time_limit,
-    add_update,
     new_command,
 )
 from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS
@@ -25,7 +19,7 @@ def add_parser(commands: Commands) -> None:
     command.add_argument(
         "file", metavar="PROGRAM", help=f"a captured program's text, or a model: {MODEL_HELP}"
     )
-    add_cluster(command, required=False, why="needed by all but rules on a given mesh: ")
+    command.add_cluster(required=False, why="needed by all but rules on a given mesh: ")
     command.add_argument(
         "--planner", metavar="NAME",
         help=f"{', '.join(PLANNERS)} (default: {DEFAULT_PLANNER})",
@@ -41,37 +35,11 @@ def add_parser(commands: Commands) -> None:
         metavar="OPTION=VALUE",
         help="an option of the planner; may be given several times",
     )
-    _add_limits(command)
-    add_output(command, "write the plan there; - for standard output")
-    add_flag(
-        command, "--explain", "show the best plans: time and memory by part, and why each lost"
-    )
-    command.add_argument(
-        "--compare", metavar="A,B", help="compare two planners or plan files, and write no plan"
-    )
-    add_flag(
-        command,
-        "--show-passes",
-        "print the passes that carry out the plan, in the form of a plan's 'passes'",
-    )
-    add_update(command)
-    add_load(command)
-    add_output(command, "draw the best plans there", "--plot", type=PictureFile)
-    command.add_argument("--dtype", choices=DTYPES, help=f"dtype of a model (default: {DTYPES[0]})")
-
-
-def _add_limits(command: argparse.ArgumentParser) -> None:
-    """Add options that bound a search's space and time."""
-    for name, help_text in (
-        (
-            "--fix",
-            "consider only plans with this value, such as tensor=8; repeat, or separate by commas",
-        ),
-        (
-            "--forbid",
-            "consider no plan with this value, such as zero=3; repeat, or separate by commas",
-        ),
+    for name, what in (
+        ("--fix", "consider only plans with this value, such as tensor=8"),
+        ("--forbid", "consider no plan with this value, such as zero=3"),
     ):
+        help_text = f"{what}; repeat, or separate by commas"
         command.add_argument(
             name, action="append", default=[], metavar="DIMENSION=VALUE", help=help_text
         )
@@ -80,7 +48,20 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="memory of each device that a plan may use, such as 70GiB (default: all)",
     )
-    add_time_limit(command, "take the best plan so far")
+    command.add_time_limit("take the best plan so far")
+    command.add_output("write the plan there; - for standard output")
+    command.add_flag("--explain", "show the best plans: time and memory by part, and why each lost")
+    command.add_argument(
+        "--compare", metavar="A,B", help="compare two planners or plan files, and write no plan"
+    )
+    command.add_flag(
+        "--show-passes",
+        "print the passes that carry out the plan, in the form of a plan's 'passes'",
+    )
+    command.add_update()
+    command.add_load()
+    command.add_output("draw the best plans there", "--plot", type=PictureFile)
+    command.add_argument("--dtype", choices=DTYPES, help=f"dtype of a model (default: {DTYPES[0]})")
 
 
 def plan_command(options: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from shardweave.driver.models.models import parse_options
 from shardweave.driver.processes.trials import host_of
 from shardweave.driver.report.plan import (
     comparison_table,
+    plot_candidates,
     print_candidates,
     print_plan,
     print_throughput,
@@ -30,7 +31,6 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_check import check_plan
 from shardweave.planners.plan.plan_parts import Candidate
 from shardweave.planners.planning import on_cluster, plan, with_update
-from shardweave.planners.predict.plan_plot import plot_candidates
 from shardweave.planners.registry import DEFAULT_PLANNER, PLANNERS, no_such_plan
 
 DIFFERENCES = 20

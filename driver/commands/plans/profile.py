@@ -5,13 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from shardweave.driver.commands.arguments import (
-    Commands,
-    add_output,
-    add_time_limit,
-    count,
-    new_command,
-)
+from shardweave.driver.commands.arguments import Commands, count, new_command
 
 
 def add_parser(commands: Commands) -> None:
@@ -23,7 +17,7 @@ def add_parser(commands: Commands) -> None:
         help="measure the ops of these programs or models at their shapes; a global program is "
         "first sharded in every way that a plan for the processes could, sequences too",
     )
-    add_output(command, "default: cluster.yaml", default="cluster.yaml")
+    command.add_output("default: cluster.yaml", default="cluster.yaml")
     command.add_argument(
         "--nproc",
         type=count("a number of processes, such as 2", least=1),
@@ -46,7 +40,7 @@ def add_parser(commands: Commands) -> None:
     command.add_argument(
         "--name", default="profiled", help="name of the cluster (default: profiled)"
     )
-    add_time_limit(command, "stop")
+    command.add_time_limit("stop")
 
 
 def profile_command(options: argparse.Namespace) -> int:

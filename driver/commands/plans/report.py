@@ -6,30 +6,21 @@ import argparse
 import sys
 from pathlib import Path
 
-from shardweave.driver.commands.arguments import (
-    Commands,
-    add_cluster,
-    add_optimizer,
-    add_output,
-    add_program,
-    add_update,
-    new_command,
-    optimizer_state,
-)
+from shardweave.driver.commands.arguments import Commands, new_command, optimizer_state
 
 
 def add_parser(commands: Commands) -> None:
     command = new_command(commands, report_command)
-    add_program(command)
-    add_cluster(command)
+    command.add_program()
+    command.add_cluster()
     command.add_argument(
         "--plan",
         metavar="FILE",
         help="the plan, to be shown; a program without shardings is partitioned by it",
     )
-    add_output(command, "page to write", required=True)
-    add_optimizer(command)
-    add_update(command)
+    command.add_output("page to write", required=True)
+    command.add_optimizer()
+    command.add_update()
 
 
 def report_command(options: argparse.Namespace) -> int:
@@ -44,7 +35,6 @@ def report_command(options: argparse.Namespace) -> int:
     from shardweave.planners.plan.plan import Plan
     from shardweave.planners.plan.plan_check import check_followed
     from shardweave.planners.predict.predict import predicted_of, simulate_step
-    from shardweave.planners.simulate.simulation import Simulation
 
     program = read(options.file)
     check(program)
@@ -54,26 +44,16 @@ def report_command(options: argparse.Namespace) -> int:
     captured = program
     program, reshards = local_with_reshards(program, plan)
     note_what_is_simulated(options.cluster, program)
-    state, precision = optimizer_state(options), plan.precision if plan else ""
     simulation = simulate_step(
         program,
         options.cluster,
-        optimizer_multiplier=state,
-        precision=precision,
+        optimizer_multiplier=optimizer_state(options),
+        precision=plan.precision if plan else "",
         pipeline=plan.pipeline if plan else None,
         update=options.update or (plan.update if plan else ""),
     )
-    if isinstance(simulation, Simulation):
-        state = simulation.optimizer_multiplier(state)
-    page = report_page(
-        program,
-        simulation,
-        title=Path(options.file).name,
-        plan=plan,
-        reshards=reshards,
-        optimizer_multiplier=state,
-        precision=precision,
-    )
+    title = Path(options.file).name
+    page = report_page(program, simulation, title=title, plan=plan, reshards=reshards)
     Path(options.output).write_text(page)
     if plan is not None and not captured.is_local:
         print_throughput(captured, options.cluster, plan, predicted_of(simulation), sys.stdout)

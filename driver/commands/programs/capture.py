@@ -5,22 +5,15 @@ from __future__ import annotations
 import argparse
 import time
 
-from shardweave.driver.commands.arguments import (
-    Commands,
-    add_flag,
-    add_model,
-    add_program_output,
-    messages,
-    new_command,
-)
+from shardweave.driver.commands.arguments import Commands, messages, new_command
 
 
 def add_parser(commands: Commands) -> None:
     command = new_command(commands, capture_command)
-    add_model(command)
-    add_program_output(command)
+    command.add_model()
+    command.add_program_output()
     command.add_argument("--mesh", help=argparse.SUPPRESS)  # to say where it belongs
-    add_flag(command, "--eval", "capture only the forward pass, in evaluation mode")
+    command.add_flag("--eval", "capture only the forward pass, in evaluation mode")
 
 
 def capture_command(options: argparse.Namespace) -> int:

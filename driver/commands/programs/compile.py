@@ -5,13 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shardweave.driver.commands.arguments import (
-    Commands,
-    add_load,
-    add_model,
-    add_output,
-    new_command,
-)
+from shardweave.driver.commands.arguments import Commands, new_command
 from shardweave.driver.step.run_options import FLAGS, add_compile_options, given_options
 
 OF_A_RUN = ("program", "artifact", "device", "cuda_graph")
@@ -22,11 +16,11 @@ NAMES = [name for name in FLAGS if name not in OF_A_RUN]
 
 def add_parser(commands: Commands) -> None:
     command = new_command(commands, compile_command)
-    add_model(command)
+    command.add_model()
     add_compile_options(command, NAMES)
-    add_load(command)
+    command.add_load()
     what = "file to write, for run --artifact and sw.compile(artifact=)"
-    add_output(command, what, metavar="STEP", required=True)
+    command.add_output(what, metavar="STEP", required=True)
 
 
 def compile_command(options: argparse.Namespace) -> int:

@@ -6,13 +6,7 @@ import argparse
 import json
 import sys
 
-from shardweave.driver.commands.arguments import (
-    Commands,
-    add_cluster,
-    add_flag,
-    add_output,
-    new_command,
-)
+from shardweave.driver.commands.arguments import Commands, new_command
 
 DIFFERENT = 1
 """Exit code under --exit-code for programs that differ, as git has it."""
@@ -22,20 +16,18 @@ def add_parser(commands: Commands) -> None:
     command = new_command(commands, diff_command)
     command.add_argument("before", metavar="A", help="a program's text; - reads standard input")
     command.add_argument("after", metavar="B", help="another program's text")
-    add_cluster(command, required=False, why="simulate both on it: ")
-    add_flag(command, "--json", "print the diff as JSON instead")
-    add_output(command, "write both side by side, as one page", "--html")
-    add_flag(command, "--all", "show every change of a layer")
+    command.add_cluster(required=False, why="simulate both on it: ")
+    command.add_flag("--json", "print the diff as JSON instead")
+    command.add_output("write both side by side, as one page", "--html")
+    command.add_flag("--all", "show every change of a layer")
     command.add_argument(
         "--color",
         choices=("auto", "always", "never"),
         default="auto",
         help="default: auto, which is for terminals",
     )
-    add_flag(
-        command,
-        "--exit-code",
-        f"end with {DIFFERENT} if the programs differ, and 2 for bad input",
+    command.add_flag(
+        "--exit-code", f"end with {DIFFERENT} if the programs differ, and 2 for bad input"
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shardweave.driver.commands.arguments import Commands, add_program, new_command
+from shardweave.driver.commands.arguments import Commands, new_command
 
 
 def add_parser(commands: Commands) -> None:
     command = new_command(commands, kernels_command)
-    add_program(command)
+    command.add_program()
     command.add_argument(
         "-o", "--output", metavar="DIR", required=True, help="the folder to write to"
     )

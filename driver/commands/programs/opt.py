@@ -5,15 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from shardweave.driver.commands.arguments import (
-    Commands,
-    add_flag,
-    add_load,
-    add_passes,
-    add_program_output,
-    messages,
-    new_command,
-)
+from shardweave.driver.commands.arguments import Command, Commands, messages, new_command
 from shardweave.driver.step.run_options import add_compile_options
 
 if TYPE_CHECKING:
@@ -28,13 +20,12 @@ def add_parser(commands: Commands) -> None:
     command.add_argument(
         "file", metavar="FILE", nargs="?", help="a program's text; - reads standard input"
     )
-    add_passes(command)
+    command.add_passes()
     command.add_argument("--mesh", help="such as data=2,tensor=2; default: the program's own")
-    add_program_output(command)
+    command.add_program_output()
     _add_pass_options(command)
     add_compile_options(command, ("validate", "validate_limit"))
-    add_flag(
-        command,
+    command.add_flag(
         "--prove",
         "prove, without running it, that the program after each pass computes what the captured "
         "one does",
@@ -79,7 +70,6 @@ def opt_command(options: argparse.Namespace) -> int:
 def _print_summary(
     result: Program, options: argparse.Namespace, watch: PassWatch, validator: Validator | None
 ) -> None:
-    """Print what the passes did, and how it was checked."""
     from shardweave.driver.commands.read_programs import program_line
     from shardweave.planners.cost.quantity import seconds_text
 
@@ -99,16 +89,13 @@ def _print_summary(
         print(watch.table(), file=out)
 
 
-def _add_pass_options(command: argparse.ArgumentParser) -> None:
-    """Declare options that choose passes, and what to print of each."""
-    add_load(command)
+def _add_pass_options(command: Command) -> None:
+    command.add_load()
     command.add_argument(
         "--stop-after", metavar="PASS", help="run no pass after the first of this name"
     )
-    add_flag(
-        command,
-        "--print-after-change",
-        "print what each pass changes, as a diff, on standard error",
+    command.add_flag(
+        "--print-after-change", "print what each pass changes, as a diff, on standard error"
     )
     for when in ("before", "after"):
         command.add_argument(
@@ -118,21 +105,21 @@ def _add_pass_options(command: argparse.ArgumentParser) -> None:
             metavar="PASS",
             help=f"print the program {when} this pass, on standard error",
         )
-    add_flag(command, "--print-after-all", "print the program after each pass, on standard error")
+    command.add_flag("--print-after-all", "print the program after each pass, on standard error")
     command.add_argument(
         "--dump-dir",
         metavar="FOLDER",
         help="write the program there: 000-input.mlir, 001-<first pass>.mlir, ...",
     )
-    add_flag(command, "--time-passes", "print the seconds and the ops of each pass")
+    command.add_flag("--time-passes", "print the seconds and the ops of each pass")
     command.add_argument(
         "--verify-each",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="verify the program after each pass, not only at the end (default: yes)",
     )
-    add_flag(command, "--print-pipeline", "print the passes with presets written out")
-    add_flag(command, "--list-passes", "list the passes and presets and end")
+    command.add_flag("--print-pipeline", "print the passes with presets written out")
+    command.add_flag("--list-passes", "list the passes and presets and end")
 
 
 def pipeline_of_options(options: argparse.Namespace) -> PassPipeline:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from shardweave.driver.commands.arguments import Commands, add_flag, add_program, new_command
-
-if TYPE_CHECKING:
-    from shardweave.ir.program.program import Program
+from shardweave.driver.commands.arguments import Commands, new_command
 
 PHASES = ("forward", "recompute", "backward", "optimizer")
 
 
 def add_parser(commands: Commands) -> None:
     command = new_command(commands, show_command)
-    add_program(command)
+    command.add_program()
     command.add_argument(
         "--layer", metavar="NAME", help="show the ops of this layer, such as h.0 or h.*.attn"
     )
@@ -23,10 +19,10 @@ def add_parser(commands: Commands) -> None:
     command.add_argument(
         "--op", metavar="NAME", help="show the ops of this name, such as aten.mm or dist.*"
     )
-    add_flag(command, "--counts", "count ops instead of printing them")
-    add_flag(command, "--all", "print each layer, also those equal to the one before")
-    add_flag(
-        command, "--schedule", "show when each rank of a staged program works on which micro-batch"
+    command.add_flag("--counts", "count ops instead of printing them")
+    command.add_flag("--all", "print each layer, also those equal to the one before")
+    command.add_flag(
+        "--schedule", "show when each rank of a staged program works on which micro-batch"
     )
 
 
@@ -34,12 +30,19 @@ def show_command(options: argparse.Namespace) -> int:
     """Show a program's layers, or some of its ops."""
     from shardweave.driver.commands.read_programs import program_line, read
     from shardweave.driver.report.outline import outline, selection
+    from shardweave.ir.program.staged import is_staged
     from shardweave.ir.verify.program import check
+    from shardweave.planners.lowering.stages.picture import picture_of, schedule_table_of
 
     program = read(options.file)
     check(program)
     if options.schedule:
-        print(_schedule(program))
+        if not is_staged(program):
+            raise ValueError(
+                "the program has no stages, so that it has no schedule of micro-batches; run the "
+                "pass cut-stages on it first."
+            )
+        print(picture_of(*schedule_table_of(program)))
         return 0
     wanted = {"layer": options.layer, "phase": options.phase, "op": options.op}
     if all(pattern is None for pattern in wanted.values()):
@@ -48,16 +51,3 @@ def show_command(options: argparse.Namespace) -> int:
         return 0
     print(selection(program, wanted, is_counted=options.counts, is_folded=not options.all))
     return 0
-
-
-def _schedule(program: Program) -> str:
-    """The picture of a staged program's schedule. Raises ValueError for one without stages."""
-    from shardweave.ir.program.staged import is_staged
-    from shardweave.planners.lowering.stages.picture import picture_of, schedule_table_of
-
-    if not is_staged(program):
-        raise ValueError(
-            "the program has no stages, so that it has no schedule of micro-batches; run the "
-            "pass cut-stages on it first."
-        )
-    return picture_of(*schedule_table_of(program))

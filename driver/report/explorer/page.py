@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardweave.driver.report.explorer.part import Words
-from shardweave.driver.report.html import STYLE
+from shardweave.driver.report.html import document
 
 _FOLDER = Path(__file__).parent
 _SCRIPTS = ("data.js", "text.js", "rail.js", "program.js", "value.js", "main.js")
@@ -33,19 +33,16 @@ def explorer_page(moments: Sequence[dict[str, Any]], words: Words, *, title: str
     data = {"title": title, "words": words.texts, "moments": list(moments)}
     # Without a time in it, so that the same program gives the same page.
     packed = gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0)
-    style = STYLE + (_FOLDER / "explorer.css").read_text()
     script = "\n".join((_FOLDER / name).read_text() for name in _SCRIPTS)
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{style}</style></head><body>"
+    body = (
         f"{_header(title)}"
         '<div class="columns"><nav id="rail" aria-label="passes"></nav>'
         '<main id="main"><p>Reading ...</p></main><aside id="value" hidden></aside></div>'
         f"{_help()}"
         f'<script type="text/plain" id="data">{base64.b64encode(packed).decode()}</script>'
-        f'<script type="module">\n{script}</script></body></html>\n'
+        f'<script type="module">\n{script}</script>'
     )
+    return document(title, body, more_style=(_FOLDER / "explorer.css").read_text())
 
 
 def _header(title: str) -> str:

@@ -18,8 +18,8 @@ from shardweave.driver.report.diff_text import (
     simulated_numbers,
 )
 from shardweave.driver.report.explorer.part import KINDS, FunctionPart, Words
+from shardweave.driver.report.html import memory_html, timeline_html
 from shardweave.driver.report.page import groups_text
-from shardweave.driver.report.pictures import memory_html, timeline_html
 from shardweave.ir.dialects.dist import ReshardOp
 from shardweave.ir.inspect.diff_table import Interner, table_of
 from shardweave.ir.inspect.side_by_side import (
@@ -35,7 +35,6 @@ from shardweave.ir.program.program_stats import ProgramStats
 from shardweave.ir.program.staged import functions_of, is_staged
 from shardweave.passes.observers import Observer
 from shardweave.planners.cost.cluster import Cluster
-from shardweave.planners.cost.memory import memory_over_time
 from shardweave.planners.cost.quantity import bytes_text, seconds_text
 from shardweave.planners.lowering.stages.picture import moments_of
 from shardweave.planners.lowering.stages.picture import schedule_table_of as schedule_of
@@ -185,9 +184,7 @@ class Recorder(Observer):
         if simulated is not None:
             pictures["streams"] = self.words.number(timeline_html(simulated))
         if isinstance(simulated, Simulation):
-            kept = simulated.optimizer_multiplier(self.optimizer_multiplier)
-            series = memory_over_time(program, optimizer_multiplier=kept, precision=self.precision)
-            pictures["memory"] = self.words.number(memory_html(simulated, series))
+            pictures["memory"] = self.words.number(memory_html(program, simulated))
         if is_staged(program):
             pictures["schedule"] = moments_of(*schedule_of(program))
         return pictures

@@ -21,7 +21,6 @@ BUCKETS = (ALONE_BYTES // 2**20, 32, 256)
 """Sizes in MiB from which a tensor is sent alone: the default of `bucket-collectives`, and larger
 ones for many ranks, where starting a message takes longer than copying this much."""
 
-
 BUCKETED = ("in-order", "list")
 """Schedules that join messages into buckets and prefetch weights."""
 

@@ -11,7 +11,13 @@ from itertools import product
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.planners.auto.reader import CostReader
 from shardweave.planners.auto.space.constraints import Constraints
-from shardweave.planners.auto.space.cuts import MESH_AXES, ReplicaCuts, replica_cuts, tensor_degrees
+from shardweave.planners.auto.space.cuts import (
+    MANY_DEVICES,
+    MESH_AXES,
+    ReplicaCuts,
+    replica_cuts,
+    tensor_degrees,
+)
 from shardweave.planners.auto.space.point import (
     BUCKETED,
     BUCKETS,
@@ -20,10 +26,8 @@ from shardweave.planners.auto.space.point import (
     JointPoint,
     ReplicaCut,
 )
-from shardweave.planners.auto.space.sizes import CHUNKS, buckets_of, chunks_of, shard_sizes
 from shardweave.planners.cost.degrees import asked_degrees, divisors
-from shardweave.planners.megatron.one_by_one import why_not_one_by_one
-from shardweave.planners.megatron.planner import CONTEXT, EXPERT
+from shardweave.planners.megatron.planner import CONTEXT, EXPERT, why_not_one_by_one
 from shardweave.planners.plan.plan_parts import (
     PAPERS_RECOMPUTE,
     PIPELINE_SCHEDULES,
@@ -36,6 +40,14 @@ from shardweave.planners.schedules.schedules import find_schedule
 SUB_BATCHES = (1, 2, 4)
 SCHEDULES = ("in-order", "cross-pass", "sub-batch", "blocking")
 """Schedules of messages; `list`, which takes longest to compute, is tried only near the best."""
+
+MOST_SHARDS = 3
+"""Most sizes of ZeRO's groups to try on many devices: one node, and two and four times as many
+devices; smaller groups have shorter messages."""
+
+CHUNKS = (JointPoint.chunks, 4, 8)
+"""Candidate numbers of stages per device for deep models: doubling the number halves the time to
+fill the pipeline, and doubles the messages."""
 
 
 @dataclass(frozen=True)
@@ -154,18 +166,16 @@ class JointSpace:
         """The point with the first possible and allowed schedule and order of micro-batches; None
         if there are none."""
         first = "cross-pass" if point.sub_batches > 1 else "in-order"
+        point = point.with_value(schedule=first, buckets=self.buckets[0])
         if not self.constraints.names & {*ORDERS}:
-            return point.with_value(schedule=first, buckets=self.buckets[0])
-        point = point.with_value(buckets=self.buckets[0])
+            return point
         orders = (
             point.with_value(schedule=schedule, pipeline=pipeline, chunks=chunks)
             for schedule in filter(partial(self._may, "schedule"), (first, *self._schedules))
             for pipeline, chunks in self._orders(point)
         )
         allowed = (order for order in orders if self.constraints.allows(order, ORDERS))
-        if self.constraints.names & {*ORDERS}:
-            allowed = filter(self.is_possible, allowed)
-        return next(allowed, None)
+        return next(filter(self.is_possible, allowed), None)
 
     def _orders(self, point: JointPoint) -> Iterator[tuple[str, int]]:
         """Yield (order of micro-batches, chunks); only `interleaved-1f1b` has several chunks."""
@@ -229,12 +239,16 @@ class JointSpace:
                     yield replica, data, stages
 
     def _shards(self, replicas: int, inside: int) -> list[int]:
-        """Candidate numbers of a stage's replicas over which ZeRO shards: all divisors if the user
-        fixes the mesh or `replica`, else `shard_sizes`."""
-        asked = self.constraints.fixed.get("replica")
-        if asked is not None or self.mesh is not None:
+        """Candidate numbers of a stage's replicas, each of `inside` neighbouring devices, over
+        which ZeRO shards: all divisors if the user fixes the mesh or `replica`, else all replicas
+        first. With many devices, only groups that fill nodes are tried, so that their messages stay
+        in few nodes."""
+        if "replica" in self.constraints.fixed or self.mesh is not None:
             return divisors(replicas)
-        return shard_sizes(replicas, inside, self.devices, self.node)
+        sizes = [n for n in divisors(replicas) if 1 < n < replicas]
+        if self.devices >= MANY_DEVICES:
+            sizes = [n for n in sizes if n * inside % self.node == 0][:MOST_SHARDS]
+        return [replicas, *reversed(sizes)]
 
     def _has_mesh(self, sizes: Mapping[str, int]) -> bool:
         if self.mesh is None:
@@ -275,6 +289,11 @@ def joint_space(
     devices = cluster.num_devices if mesh is None else mesh.num_devices
     cluster.check_fits(devices)
     node = math.gcd(*(n.devices for n in cluster.nodes))
+    largest = sum(reader.parameter_bytes)
+
+    def fixed_or(name: str, usual: tuple[int, ...]) -> tuple[int, ...]:
+        return (int(constraints.fixed[name]),) if name in constraints.fixed else usual
+
     return JointSpace(
         cuts=replica_cuts(
             partial(reader.base, program, 1),
@@ -285,12 +304,14 @@ def joint_space(
             constraints,
         ),
         parts=len(reader.cost(ReplicaCut(), 1).blocks),
-        buckets=buckets_of(reader, constraints),
+        buckets=fixed_or(
+            "buckets", tuple(n for n in BUCKETS if n == BUCKETS[0] or n * 2**20 < largest)
+        ),
         constraints=constraints,
         mesh=mesh,
         has_list=has_list,
         whole=why_not_one_by_one(program) if runnable else "",
-        chunks=chunks_of(reader, constraints),
+        chunks=fixed_or("chunks", CHUNKS if reader.depths.is_deep else CHUNKS[:1]),
         layers=len(reader.depths.names),
         node=node,
     )

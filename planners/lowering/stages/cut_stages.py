@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
@@ -60,66 +61,6 @@ def _items(attribute: Attribute) -> Sequence[Attribute]:
     if not isinstance(attribute, ArrayAttr):
         return ()
     return cast("ArrayAttr[Attribute]", attribute).data
-
-
-def cut_stages(
-    program: Program,
-    schedule: str = PIPELINE_SCHEDULES[0],
-    chunks: int = 0,
-    zero: int = 3,
-    cluster: str = "",
-    shares: str = "",
-) -> None:
-    """Cut a local program into the functions of its stages, run in the order of a schedule.
-
-    Stages are taken from `dist.stages`, else as equal as whole blocks allow. chunks: stages per
-    coordinate of the stage axis; 0: given by `dist.stages`, or else by the schedule. zero: 1 and 2
-    gather sharded parameters once in a step, 3 for each pass of a micro-batch; 1 scatters their
-    gradients once, 2 and 3 for each micro-batch. cluster: a preset's name or a YAML file, for
-    schedule `list`. shares: for stages at several coordinates of the stage axis, the micro-batches
-    of each coordinate, such as `8/5,3`. Raises ValueError for stages or options that do not fit the
-    mesh, the schedule or the cluster.
-    """
-    chosen = find_schedule(schedule)
-    mesh, axis = program.needed_mesh(), micro_axis(program)
-    ranks, micro_batches = mesh.num_stages, axis.size if axis else 1
-    stages = stored_stages(program)
-    if shares:
-        uneven = read_shares(shares)
-        table = _uneven_table(schedule, uneven, stages, ranks, micro_batches)
-        if schedule == LIST:
-            others = [table, *uneven_tables(uneven, len(stages) // len(uneven))]
-            table = _ordered(program, stages, table, zero, cluster, others)
-        _cut(program, stages, table, zero)
-        return
-    stages = stages or balanced_stages(program, ranks * (chunks or chosen.chunks))
-    count = len(stages)
-    if count % ranks or chunks not in (0, count // ranks):
-        raise ValueError(
-            f"{count} stages cannot be placed on {ranks} ranks of the stage axis"
-            + (f" with {chunks} chunks on each" if chunks else "")
-            + f"; give a multiple of {ranks}."
-        )
-    sizes = ranks, micro_batches, count // ranks
-    table = chosen.table(*sizes)
-    if schedule == LIST:
-        others = [table, *fixed_tables(*sizes)]
-        table = _ordered(program, stages, table, zero, cluster, others)
-    _cut(program, stages, table, zero)
-
-
-def _ordered(
-    program: Program,
-    stages: Sequence[Sequence[str]],
-    table: Table,
-    zero: int,
-    cluster: str,
-    others: Sequence[Table],
-) -> Table:
-    """Find the `list` order for a program's stages. table: order of a draft, used to price it."""
-    draft = program.clone()
-    _cut(draft, stages, table, zero)
-    return order_stages(draft, cluster_to_order(cluster) if cluster else None, others)
 
 
 def _uneven_table(
@@ -206,4 +147,28 @@ class CutStagesPass(PassOnProgram):
                 "the mesh has neither stages nor micro-batches; give it an axis stage=2, or "
                 "leave the pass out."
             )
-        cut_stages(program, self.schedule, self.chunks, self.zero, self.cluster, self.shares)
+        chosen = find_schedule(self.schedule)
+        ranks, axis = program.needed_mesh().num_stages, micro_axis(program)
+        micro_batches = axis.size if axis else 1
+        stages = stored_stages(program)
+        if self.shares:
+            uneven = read_shares(self.shares)
+            table = _uneven_table(self.schedule, uneven, stages, ranks, micro_batches)
+            others = partial(uneven_tables, uneven, len(stages) // len(uneven))
+        else:
+            stages = stages or balanced_stages(program, ranks * (self.chunks or chosen.chunks))
+            count = len(stages)
+            if count % ranks or self.chunks not in (0, count // ranks):
+                raise ValueError(
+                    f"{count} stages cannot be placed on {ranks} ranks of the stage axis"
+                    + (f" with {self.chunks} chunks on each" if self.chunks else "")
+                    + f"; give a multiple of {ranks}."
+                )
+            sizes = ranks, micro_batches, count // ranks
+            table, others = chosen.table(*sizes), partial(fixed_tables, *sizes)
+        if self.schedule == LIST:
+            draft = program.clone()
+            _cut(draft, stages, table, self.zero)
+            known = cluster_to_order(self.cluster) if self.cluster else None
+            table = order_stages(draft, known, [table, *others()])
+        _cut(program, stages, table, self.zero)

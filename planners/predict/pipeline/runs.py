@@ -43,6 +43,7 @@ from shardweave.planners.simulate.run_memory import (
     parameters_of_places,
 )
 from shardweave.planners.simulate.simulate import simulate_by
+from shardweave.planners.simulate.simulation import Axes, Simulation
 from shardweave.planners.simulate.timeline import Event
 from shardweave.planners.simulate.update_cost import UpdateCost, update_of
 
@@ -69,26 +70,15 @@ class _Place:
     exposed_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
-@dataclass(frozen=True)
-class _Cost:
-    """Seconds of one run of a function; fields as in `Simulation`."""
-
-    time_s: float
-    compute_s: float
-    slowdown_s: float
-    communication_s: Mapping[str, float]
-    exposed_s: Mapping[str, float]
-
-
 _Sizes = tuple[tuple[int, str, int], ...]
 
 
 @dataclass(frozen=True)
 class _Function:
-    """A function with its simulated cost and its messages as (other stage, name, bytes)."""
+    """A function with its simulation and its messages as (other stage, name, bytes)."""
 
     function: StageFunction
-    cost: _Cost
+    cost: Simulation
     sends: _Sizes
     receives: _Sizes
 
@@ -183,13 +173,13 @@ def _models(program: Program, clusters: Sequence[PlacedCluster]) -> list[CostMod
 def _read_all(program: Program, models: Sequence[CostModel]) -> dict[tuple[str, int], _Function]:
     """Simulate all functions, by (name, coordinate); once for equal ops on equal devices."""
     functions = functions_of(program)
-    known: dict[tuple[FuncOp, CostModel], _Cost] = {}
+    known: dict[tuple[FuncOp, CostModel], Simulation] = {}
     read: dict[tuple[str, int], _Function] = {}
     for run in dict.fromkeys((run.function, run.at) for run in runs_of(program)):
         function, model = functions[run[0]], models[run[1]]
         key = function.function, model
         if key not in known:
-            known[key] = _cost_of(function, model)
+            known[key] = simulate_by(model, function.alone)
         read[run] = _Function(function, known[key], *_sizes(function))
     return read
 
@@ -219,17 +209,6 @@ def _joined_s(
     return seconds
 
 
-def _cost_of(function: StageFunction, model: CostModel) -> _Cost:
-    simulated = simulate_by(model, function.alone)
-    return _Cost(
-        simulated.time_s,
-        simulated.compute_s,
-        simulated.slowdown_s,
-        {",".join(axes): seconds for axes, seconds in simulated.communication_s.items()},
-        {",".join(axes): seconds for axes, seconds in simulated.exposed_s.items()},
-    )
-
-
 def _sizes(function: StageFunction) -> tuple[_Sizes, _Sizes]:
     sizes: tuple[list[tuple[int, str, int]], ...] = [], []
     for message in function.messages:
@@ -241,16 +220,17 @@ def _sizes(function: StageFunction) -> tuple[_Sizes, _Sizes]:
 def _deepened(shallow: _Function, more: _Function, deeper: Deeper) -> _Function:
     few, own = shallow.cost, partial(deeper.beyond, [shallow.function.stage])
 
-    def each(less: Mapping[str, float], greater: Mapping[str, float]) -> dict[str, float]:
+    def each(less: Mapping[Axes, float], greater: Mapping[Axes, float]) -> dict[Axes, float]:
         names = dict.fromkeys((*less, *greater))
         return {name: own(less.get(name, 0.0), greater.get(name, 0.0)) for name in names}
 
-    cost = _Cost(
-        own(few.time_s, more.cost.time_s),
-        own(few.compute_s, more.cost.compute_s),
-        own(few.slowdown_s, more.cost.slowdown_s),
-        each(few.communication_s, more.cost.communication_s),
-        each(few.exposed_s, more.cost.exposed_s),
+    cost = replace(
+        few,
+        time_s=own(few.time_s, more.cost.time_s),
+        compute_s=own(few.compute_s, more.cost.compute_s),
+        slowdown_s=own(few.slowdown_s, more.cost.slowdown_s),
+        communication_s=each(few.communication_s, more.cost.communication_s),
+        exposed_s=each(few.exposed_s, more.cost.exposed_s),
     )
     return replace(shallow, cost=cost)
 
@@ -339,9 +319,9 @@ class _Played:
         place.compute_s += cost.compute_s + messages_s
         place.slowdown_s += cost.slowdown_s
         for axes, seconds in cost.communication_s.items():
-            place.communication_s[axes] += seconds
+            place.communication_s[",".join(axes)] += seconds
         for axes, seconds in cost.exposed_s.items():
-            place.exposed_s[axes] += seconds
+            place.exposed_s[",".join(axes)] += seconds
         self._event(function.function, run, start_s, end_s)
         self._send(function, run, end_s)
 
