@@ -5,6 +5,7 @@ corrected estimate of a step, in the same space and memory, so that they differ 
 
 - `amp`: every strategy with its exact cuts,
 - `uniform`: every strategy with equal numbers of layers in all stages (Table 5's "w/ uniform"),
+- `parameters`: every strategy with equal numbers of parameters (Table 5's "w/ parameter"),
 - `megatron`: of each micro-batch the strategies with the fewest tensor x pipeline degrees that
   fit, layers dealt evenly (Section 4.1; expert tuning has no other choice to make),
 - `random`: strategies and cuts drawn at random,
@@ -15,6 +16,9 @@ run: the ten best by the planner's estimate. Table 3 is given, and follows from 
 (`measured_top`); of Tables 4 and 5 the abstract's gains over Megatron-LM alone. Table 2 has seconds
 to optimise on grids of nodes x devices; it says neither batch nor tensor degrees above 4, so that
 the batch grows here with the devices, and degrees are those of the published profile.
+
+Figure 3 is the gain of the best cuts over both of Megatron-LM's rules on four stages of four
+replicas, while the narrow layers' times are scaled (Equation 9 is their share of the wide ones').
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from rich.console import Console
@@ -38,10 +42,10 @@ from shardweave.benchmarks.amp_data import DATA, Setup, read_measured, setup_of,
 from shardweave.benchmarks.amp_literal import uniform_cuts
 from shardweave.benchmarks.amp_planner import Row, estimate_runs
 from shardweave.planners.amp.costs import StageCosts, corrected_costs, estimate
-from shardweave.planners.amp.model import Strategy, strategies
+from shardweave.planners.amp.model import LayeredModel, Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, megatron_grid
 from shardweave.planners.amp.partition import Problem
-from shardweave.planners.amp.search import search_strategies
+from shardweave.planners.amp.search import best_cuts, search_strategies
 
 TOP = 10
 EVALUATIONS = 1000
@@ -117,6 +121,26 @@ def by_uniform_stages(space: Space, seed: int) -> Best:
     return {one: space.seconds(one, uniform_cuts(model, one.pipeline)) for one in space.strategies}
 
 
+def parameter_cuts(model: LayeredModel, stages: int, tensor: int) -> tuple[int, ...]:
+    """The cuts whose stages come nearest to equal shares of the parameters, none empty."""
+    sums = [0.0, *accumulate(model.parameters[tensor])]
+    cuts = [0]
+    for stage in range(1, stages):
+        wanted = sums[-1] * stage / stages
+        places = range(cuts[-1] + 1, model.num_layers - (stages - stage) + 1)
+        cuts.append(min(places, key=lambda place: abs(sums[place] - wanted)))
+    return (*cuts, model.num_layers)
+
+
+def by_parameters(space: Space, seed: int) -> Best:
+    """Every strategy, the parameters dealt evenly."""
+    model = space.setup.model
+    return {
+        one: space.seconds(one, parameter_cuts(model, one.pipeline, one.tensor))
+        for one in space.strategies
+    }
+
+
 def by_megatron(space: Space, seed: int) -> Best:
     """Megatron-LM's rule: of each micro-batch the least tensor x pipeline that fits."""
     kept: dict[int, Best] = {}
@@ -186,6 +210,7 @@ def _keep(found: Best, strategy: Strategy, seconds: float) -> None:
 METHODS: Mapping[str, Callable[[Space, int], Best]] = {
     "amp": by_amp,
     "uniform": by_uniform_stages,
+    "parameters": by_parameters,
     "megatron": by_megatron,
     "random": by_random_search,
     "annealing": by_annealing,
@@ -204,6 +229,46 @@ def spreads(setup: Setup) -> dict[str, Spread]:
         columns = zip(*(asdict(one).values() for one in of_seeds), strict=True)
         found[name] = Spread(*map(statistics.fmean, columns))
     return found
+
+
+SHARES = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Narrow layers' time over wide ones' (Equation 9)."""
+
+WIDE, NARROW = slice(1, 13), slice(13, 25)
+"""Layers of TransGAN."""
+
+
+def figure_3() -> list[dict[str, float]]:
+    """Gain of the best cuts by heterogeneity, over equal layers and over equal parameters."""
+    setup, strategy = setup_of("het_model"), Strategy(4, 4, 1, 1)
+    links, grid = ClusterArrays.of(setup.cluster), megatron_grid(strategy)
+    rows: list[dict[str, float]] = []
+    for share in SHARES:
+        model = with_share(setup.model, share)
+        costs = corrected_costs(model, links, strategy, grid)
+        best = best_cuts(model, strategy, costs)
+        assert best is not None, "TransGAN fits into four stages"
+        rules = {"layers": uniform_cuts(model, 4), "parameters": parameter_cuts(model, 4, 1)}
+        over = {
+            f"over_{name}": estimate(model, strategy, costs, cuts).seconds / best.seconds
+            for name, cuts in rules.items()
+        }
+        rows.append({"share": share, **over})
+    return rows
+
+
+def with_share(model: LayeredModel, share: float) -> LayeredModel:
+    """TransGAN with narrow layers that take this share of a wide layer's time."""
+
+    def scaled(times: Sequence[float]) -> tuple[float, ...]:
+        narrow = share * statistics.fmean(times[WIDE])
+        return (*times[: NARROW.start], *[narrow] * (NARROW.stop - NARROW.start))
+
+    profile = {
+        device: {degree: scaled(times) for degree, times in by_degree.items()}
+        for device, by_degree in model.profile.items()
+    }
+    return replace(model, profile=profile)
 
 
 def measured_top(rows: Sequence[Row], seconds: Callable[[Row], float]) -> Spread:
@@ -291,5 +356,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "measured_top": {mode: asdict(one) for mode, one in measured.items()},
         "published_table3": tables()["table3_homogeneous"],
         "published_gains": GAINS,
+        "figure_3": figure_3(),
         "scaling": scaling,
     }

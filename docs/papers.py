@@ -49,13 +49,17 @@ def amp_search() -> list[str]:
         "released code costs them) and corrected; the published search took "
         f"{planned['published_search_cpu_s']:.0f} s of processor time. Then the best and the mean "
         "of the ten best in estimated seconds, by method; Table 3, the ten best by estimate as "
-        "measured (best, mean and standard deviation, s); and Table 2, search times by nodes x "
-        "devices.",
+        "measured (best, mean and standard deviation, s); Figure 3, four stages of four replicas "
+        "(it prints no numbers); and Table 2, search times by nodes x devices.",
         table("costs | Spearman | estimate / measured | rank of the best | search", modes()),
         table(
-            "setup | AMP | uniform stages | Megatron-LM | random | annealing | over Megatron-LM | "
-            "the paper's",
+            "setup | AMP | uniform stages | equal parameters | Megatron-LM | random | annealing | "
+            "over Megatron-LM | the paper's",
             spreads(),
+        ),
+        table(
+            "narrow layers' time over wide ones' | gain over equal layers | over equal parameters",
+            (tuple(f"{value:.2f}" for value in row.values()) for row in report["figure_3"]),
         ),
         table("strategies | seconds", tops()),
         table("grid | strategies | ours | the paper's", scaling()),
