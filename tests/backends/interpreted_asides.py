@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from shardweave.backends.triton.kernels.generate import generate
-from shardweave.backends.triton.launch.launch import launch_kernel, run_on_aten
+from shardweave.backends.triton.launch.launch import run_on_aten
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.backends import interpreter as _  # noqa: F401
+from shardweave.tests.backends.kernel_cases import launch_kernel
 from shardweave.tests.ir_text import step
 
 TABLES = """

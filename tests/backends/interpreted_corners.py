@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterError, interpreter_builder
 
-from shardweave.backends.triton.kernels import loops
-from shardweave.backends.triton.launch.launch import FusedCall, launch_kernel, run_on_aten
-from shardweave.backends.triton.source.region import region_of
+from shardweave.backends.triton.launch.launch import FusedCall, run_on_aten
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import dtype_of_value
 from shardweave.tests.backends import interpreter as _  # noqa: F401
+from shardweave.tests.backends.kernel_cases import launch_kernel, reduction_kernel
 from shardweave.tests.backends.test_triton_launch import NO_INPUTS, fused
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -32,7 +31,7 @@ INF, NAN = math.inf, math.nan
 def results(op: FusedOp, *tensors: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Those of the kernel and those of ATen. tensors: of the inputs, as ops first read them."""
     assert [t.dtype for t in tensors] == [dtype_of_value(value) for value in op.operands]
-    call = FusedCall(op, tunes=False)
+    call = FusedCall(op)
     found = call(*tensors)
     assert call.kernels, call.reason
     return found, run_on_aten(op, tensors)
@@ -82,7 +81,7 @@ def test_extremes_keep_nan(op: str, dim: int) -> None:
     """
     assert_same(fused(text), x)
     if dim == 1:
-        kernel = loops.reduction_kernel(region_of(fused(text)), whole_row=2)
+        kernel = reduction_kernel(fused(text), whole_row=2)
         kernel = replace(kernel, configs=({"BLOCK_R": 1, "BLOCK_C": 2, "num_warps": 1},))
         (found,) = launch_kernel(kernel, kernel.configs[0], [x])
         torch.testing.assert_close(found, getattr(x, op)(1), equal_nan=True)
@@ -210,11 +209,11 @@ def test_index_out_of_range_reads_nothing_and_is_flagged(text: str, index: int) 
     with assertions():
         assert_same(op, *right_ones)
         with pytest.raises((InterpreterError, AssertionError)) as error:
-            FusedCall(op, tunes=False)(*wrong_ones)
+            FusedCall(op)(*wrong_ones)
         chain = f"{error.value} {error.value.__cause__}"
         assert "index out of range" in chain
     # Without assertions nothing outside of the table is read.
-    (found,) = FusedCall(op, tunes=False)(*wrong_ones)
+    (found,) = FusedCall(op)(*wrong_ones)
     (wanted,) = run_on_aten(op, right_ones)
     assert torch.equal(found[0], wanted[0])
     assert torch.equal(found[2], wanted[2])
@@ -247,7 +246,7 @@ def test_sums_of_columns_in_blocks_of_one_grid() -> None:
     """
     op = fused(text)
     x = torch.randn(70, 150)
-    kernel = loops.reduction_kernel(region_of(op))
+    kernel = reduction_kernel(op)
     for config in kernel.configs:
         (found,) = launch_kernel(kernel, config, [x])
         torch.testing.assert_close(found, -x.sum(0), rtol=1e-5, atol=1e-4)
@@ -462,7 +461,7 @@ def test_normaliser_of_long_rows_takes_one_pass(text: str, num_loops: int) -> No
     op = fused(text)
     x = torch.randn(6, 300) * 30
     x[1, 250], x[2], x[3, :100], x[4, 7], x[5, 299] = INF, -INF, -INF, NAN, -INF
-    kernel = loops.reduction_kernel(region_of(op), whole_row=10)
+    kernel = reduction_kernel(op, whole_row=10)
     assert kernel.source.count("for start in range(0, n_cols, BLOCK_C):") == num_loops
     config = {"BLOCK_R": 1, "BLOCK_C": 64, "num_warps": 1}
     (found,) = launch_kernel(kernel, config, [x])

@@ -14,13 +14,13 @@ from shardweave.backends.triton.kernels.generate import generate
 from shardweave.backends.triton.launch.launch import (
     FusedCall,
     join_parts,
-    launch_kernel,
     run_on_aten,
 )
 from shardweave.backends.triton.source.joining import PartialResult
 from shardweave.backends.triton.source.parts import PartsQueue, Place
 from shardweave.tests.backends import interpreter as _  # noqa: F401
 from shardweave.tests.backends.interpreted_corners import assert_same, results
+from shardweave.tests.backends.kernel_cases import launch_kernel
 from shardweave.tests.backends.test_triton_launch import fused
 
 
@@ -128,8 +128,8 @@ def test_parts_of_several_kernels_are_joined_by_one_launch() -> None:
     queue = PartsQueue(join)
     g, x = torch.randn(70, 6), torch.randn(130, 150).bfloat16()
     x[3, 7] = float("nan")
-    (summed,) = FusedCall(norm, tunes=False, queue=queue)(g)
-    both = FusedCall(other, tunes=False, queue=queue)(x)
+    (summed,) = FusedCall(norm, queue=queue)(g)
+    both = FusedCall(other, queue=queue)(x)
     assert launches == []
     queue.join()
     queue.join()
@@ -199,7 +199,7 @@ def test_few_rows_in_memory_wait_with_parts(name: str, given: str, made: str) ->
         join_parts(parts, places)
 
     queue = PartsQueue(join)
-    (found,) = FusedCall(op, tunes=False, queue=queue)(x)
+    (found,) = FusedCall(op, queue=queue)(x)
     assert launches == []
     queue.join()
     assert launches == [1]

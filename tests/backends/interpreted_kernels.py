@@ -13,10 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardweave.backends.triton.kernels import loops
 from shardweave.backends.triton.kernels.generate import generate
-from shardweave.backends.triton.launch.launch import launch_kernel, run_on_aten
-from shardweave.backends.triton.source.region import region_of
+from shardweave.backends.triton.launch.launch import run_on_aten
 from shardweave.tests.backends import interpreter as _  # noqa: F401
 from shardweave.tests.backends.kernel_cases import (
     FAMILIES,
@@ -24,6 +22,8 @@ from shardweave.tests.backends.kernel_cases import (
     ROWS_AND_COLUMNS,
     error,
     inputs_of,
+    launch_kernel,
+    reduction_kernel,
     region,
     run_both,
 )
@@ -64,7 +64,7 @@ LONG = ROWS | ROWS_AND_COLUMNS
 def test_rows_read_in_parts_give_the_same(text: str, columns: int) -> None:
     op = region(text, 3, columns, 1, torch.float32)
     given_ = inputs_of(op, 0)
-    kernel = loops.reduction_kernel(region_of(op), whole_row=100)
+    kernel = reduction_kernel(op, whole_row=100)
     assert "n_cols" in kernel.sizes
     assert ("in_place" in kernel.source) == (columns % 4 > 0 and text in ROWS.values())
     found = launch_kernel(kernel, kernel.configs[0] | {"BLOCK_C": 512}, given_)

@@ -17,7 +17,6 @@ from shardweave.backends.triton.launch.launch import (
     FusedCall,
     Start,
     join_parts,
-    launch_kernel,
     run_on_aten,
 )
 from shardweave.backends.triton.source.joining import PartialResult
@@ -26,6 +25,7 @@ from shardweave.backends.triton.source.source import Config, KernelSource
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.passes.pipeline import run_passes
 from shardweave.tests.backends import interpreter as _  # noqa: F401
+from shardweave.tests.backends.kernel_cases import launch_kernel
 from shardweave.tests.backends.test_triton_launch import fused
 from shardweave.tests.ir_text import step
 
@@ -121,7 +121,7 @@ def test_results_in_parts_are_joined_by_programs_behind_those_of_a_lookup(
     lookup = fused(region("2x7", 3, 5))
     tensors = drawn("2x7", 3, 5)
     (wanted,) = run_on_aten(lookup, operands_of(lookup, tensors))
-    call, sums = (FusedCall(op, tunes=False, queue=queue) for op in (lookup, columns))
+    call, sums = (FusedCall(op, queue=queue) for op in (lookup, columns))
     first = torch.randn(130, 150).bfloat16()
     for x in (first, 2 * first):
         (summed,) = sums(x)
@@ -167,7 +167,7 @@ def test_table_that_nobody_else_reads_is_changed_in_place() -> None:
     tensors["p"] += 1
     (wanted,) = run_on_aten(op, operands_of(op, tensors))
     given = operands_of(op, tensors)
-    (found,) = FusedCall(op, tunes=False)(*given)
+    (found,) = FusedCall(op)(*given)
     assert found.data_ptr() in [tensor.data_ptr() for tensor in given]
     torch.testing.assert_close(found, wanted)
 
@@ -203,7 +203,7 @@ def test_gradient_of_a_table_of_positions_is_the_sum_over_the_batch() -> None:
 
     queue = PartsQueue(join)
     g = torch.randn(3, 6, 16).bfloat16()
-    (found,) = FusedCall(op, tunes=False, queue=queue)(g)
+    (found,) = FusedCall(op, queue=queue)(g)
     queue.join()
     assert [parts.shape for parts in joined] == [(3, 96)]
     torch.testing.assert_close(found, g.float().sum(0).bfloat16())

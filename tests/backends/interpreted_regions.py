@@ -36,7 +36,7 @@ def check(region: RandomRegion) -> tuple[bool, str | None]:
     program = step(region.text)
     ops = list(program.ops)
     fused = fuse(ops, program.return_op, list(range(len(ops))))
-    call = FusedCall(fused, tunes=False)
+    call = FusedCall(fused)
     if call.region is None:
         return False, None
     tensors = {value.name: value.own for value in region.inputs}

@@ -11,9 +11,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from shardweave.backends.triton.launch.launch import FusedCall, run_on_aten
+from shardweave.backends.triton.kernels.loops import ReductionTemplate
+from shardweave.backends.triton.launch.launch import FusedCall, Launch, run_on_aten
+from shardweave.backends.triton.source.region import region_of
+from shardweave.backends.triton.source.source import Config, Kernel
 from shardweave.ir.dialects.kernel import FusedOp, fuse
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
+from shardweave.ir.ops.strides import expected_strides
+from shardweave.ir.program.iteration_space import WHOLE_ROW
 from shardweave.tests.ir_text import step
 
 POINTWISE = {
@@ -266,7 +271,7 @@ def run_both(text: str, sizes: tuple[int, int, int], dtype: torch.dtype, seed: i
     """The error of the kernel against ATen in float32 (float64 for float64)."""
     op = region(text, *sizes, dtype)
     given = inputs_of(op, seed)
-    call = FusedCall(op, tunes=False)
+    call = FusedCall(op)
     found = call(*given)
     assert call.reason is None, f"runs on ATen: {call.reason}"
     assert call.kernels
@@ -275,3 +280,14 @@ def run_both(text: str, sizes: tuple[int, int, int], dtype: torch.dtype, seed: i
     wanted = run_on_aten(reference, [t.to(wide) if t.is_floating_point() else t for t in given])
     assert [t.dtype for t in found] == [dtype_of_value(v) for v in op.results]
     return error(found, wanted)
+
+
+def launch_kernel(kernel: Kernel, config: Config, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The results of a kernel's region, at one configuration."""
+    return Launch(kernel, config, tensors[0].device)(tensors)
+
+
+def reduction_kernel(op: FusedOp, whole_row: int = WHOLE_ROW) -> Kernel:
+    """The reduction kernel of a region, which reads rows longer than `whole_row` in parts."""
+    strides = [expected_strides(value) for value in op.operands]
+    return ReductionTemplate(region_of(op), strides, whole_row).kernel()

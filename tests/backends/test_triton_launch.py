@@ -136,7 +136,7 @@ def test_ranks_take_the_configuration_of_the_first(
 def test_one_launch_is_made_ready_for_all_calls(
     launched: list[tuple[Kernel, Config]],
 ) -> None:
-    call = FusedCall(gelu(), tunes=False)
+    call = FusedCall(gelu())
     x = torch.randn(4, 8)
     for _ in range(5):
         call(x, x[0], x)

@@ -7,7 +7,6 @@ import pytest
 from shardweave.backends.triton.launch.ahead import (
     loaded_bytes,
     narrow_statements,
-    occupancy,
     resident_warps,
 )
 
@@ -32,11 +31,6 @@ def test_registers_memory_and_programs_limit_the_warps(
         target, num_warps=num_warps, registers=registers, shared_bytes=shared_bytes
     )
     assert found == warps
-
-
-def test_occupancy_is_a_part_of_the_warps() -> None:
-    assert occupancy("sm_90", 16) == 0.25
-    assert occupancy("sm_86", 48) == 1
 
 
 def test_widths_are_read_off_machine_code() -> None:

@@ -13,7 +13,7 @@ from shardweave.driver.profile.calibrate import calibrate, scaled
 from shardweave.planners.cost.cluster import Cluster
 from shardweave.planners.cost.cluster_file import load_cluster
 from shardweave.planners.cost.presets import find_cluster
-from shardweave.tests.zoo import captured
+from shardweave.tests.zoo import SPECS, captured
 
 CLUSTER = find_cluster("dgx-a100")
 LAYERS, TOKENS = 24, 2048
@@ -98,6 +98,15 @@ def test_command_refines_a_preset_by_steps_of_plans(
     assert main(["calibrate", "dgx-a100", str(table), "-o", str(out)]) == 0
     assert "over 3 runs" in capsys.readouterr().out
     assert load_cluster(out).devices.keys() == CLUSTER.devices.keys()
+
+
+def test_plan_of_another_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = captured(SPECS["unet"]).program
+    sw.plan(other, "data=2,tensor=2").save(tmp_path / "plan.json")
+    table, out = tmp_path / "runs.csv", str(tmp_path / "mine.yaml")
+    table.write_text(rows(("data=2", 2), ("data=4", 1.5), ("plan.json", 3)))
+    assert main(["calibrate", "dgx-a100", str(table), "-o", out]) == 1
+    assert "runs.csv:4: the plan names parameter" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

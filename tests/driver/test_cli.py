@@ -54,6 +54,7 @@ def test_capture_writes_a_program_and_says_what_it_holds(tmp_path: Path, capsys:
     said = capsys.readouterr().out
     assert f"{sum(1 for _ in program.ops)} ops" in said
     assert "20 parameters" in said
+    assert float(said.split(" s: ")[0].rpartition(" ")[2]) < 300
     assert f"wrote {path}" in said
 
 

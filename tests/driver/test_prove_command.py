@@ -49,6 +49,8 @@ def test_command_proves_a_local_program(
     assert "proved every pass" in capsys.readouterr().out
     assert main(["prove", after, "--against", before]) == 0
     assert capsys.readouterr().out.startswith("proved: 5 ops compute the 1 results")
+    assert main(["prove", after]) == 2
+    assert "required: --against" in capsys.readouterr().err
     text = Path(after).read_text().replace("aten.gelu", "aten.tanh")
     Path(after).write_text(text)
     assert main(["prove", after, "--against", before]) == 1

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from xdsl.dialects.builtin import StringAttr
 
 import shardweave as sw
-from shardweave.backends.emit.attention import plain_attention
+from shardweave.backends.emit.attention import flash_attention
 from shardweave.backends.reference.reference import run_reference
 from shardweave.backends.state.saved_state import read_index, take_apart
 from shardweave.backends.watch.watchdog import TIMEOUT, timeout_of
@@ -151,7 +151,7 @@ REFUSALS: Mapping[str, tuple[Callable[[], object], str]] = {
         r"no tensor was given for param 'w'; give a tensor of shape \(8, 8\) and torch.float64 under",
     ),
     "dropout in attention": (
-        lambda: plain_attention(HALVES, HALVES, HALVES, dropout_p=0.5),
+        lambda: flash_attention(*[HALVES.to("meta")] * 3, dropout_p=0.5),
         "attention has dropout 0.5; capture the model with dropout 0",
     ),
     "result that is not returned": (

@@ -217,7 +217,13 @@ def test_cells_name_the_devices_that_hold_them() -> None:
         (4, 8, frozenset({1, 3})),
     ]
     picture = Picture(("w",), (8, 6), '[{"tensor"}, {"data"}]', sharding)
-    titles = re.findall(r"<title>(.*?)</title>", sharding_svg(picture, mesh))
+    svg = sharding_svg(picture, mesh)
+    cells = re.findall(r'<rect class="c\d" x="([\d.]+)" y="([\d.]+)" \S+ height="([\d.]+)"', svg)
+    height = float(re.findall(r'viewBox="0 0 \d+ (\d+)"', svg)[0])
+    assert {(y, depth) for _, y, depth in cells} == {
+        ("0.0", f"{height / 2:.1f}"), (f"{height / 2:.1f}", f"{height / 2:.1f}")
+    }  # fmt: skip
+    titles = re.findall(r"<title>(.*?)</title>", svg)
     assert titles == [
         "[0:4, 0:3] on device 0",
         "[0:4, 3:6] on device 2",

@@ -49,4 +49,4 @@ def trains_as_on_one_process(root: str, mesh: str, zero: int) -> None:
 def test_a_trainer_evaluates_saves_and_resumes_as_on_one_process(
     tmp_path: Path, mesh: str, zero: int
 ) -> None:
-    run_ranks(trains_as_on_one_process, 2, str(tmp_path), mesh, zero)
+    run_ranks(trains_as_on_one_process, 2, str(tmp_path), mesh, zero, timeout_s=300)

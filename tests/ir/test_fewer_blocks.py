@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
+import shardweave as sw
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.verify.program import check
@@ -45,6 +48,25 @@ def test_costs_of_all_blocks_follow_from_those_of_a_few() -> None:
         assert (one.parameter_bytes, one.kept_bytes) == (other.parameter_bytes, other.kept_bytes)
         assert one.crossing_bytes == other.crossing_bytes
     assert found.shared == whole.shared
+
+
+@pytest.mark.parametrize("other", [1, 2, 3])
+def test_blocks_of_which_an_inner_one_differs_are_all_read(other: int) -> None:
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(8, 8), nn.ReLU() if i == other else nn.GELU()) for i in range(5)),
+    )
+    program = sw.capture(Scored(model), (torch.zeros(4, 8),))
+    assert len(blocks_of(program).names) == 5
+    assert with_fewer_blocks(program, 3) is None
+
+
+class Scored(nn.Module):
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().mean()
 
 
 def test_no_fewer_blocks_than_there_are_and_too_few_are_told() -> None:

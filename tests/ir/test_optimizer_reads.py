@@ -53,3 +53,12 @@ def test_optimizer_stays_as_it_was() -> None:
     assert optimizer.param_groups[0]["k"] == 0
     assert not optimizer.norms
     assert not optimizer.state
+
+
+def test_fused_update_of_scaled_gradients_needs_no_full_values() -> None:
+    def scaled(parameters: list[Tensor]) -> Any:
+        optimizer: Any = torch.optim.Adam(parameters, fused=True)
+        optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.zeros(())
+        return optimizer
+
+    assert not reads(scaled).full

@@ -306,6 +306,9 @@ def test_only_what_the_next_stage_reads_is_sent() -> None:
     }
     assert [sends[f"forward_{stage}"] for stage in range(4)] == [[1], [2], [3], []]
     assert [sends[f"backward_{stage}"] for stage in range(4)] == [[], [0], [1], [2]]
+    ops = [op for function in functions_of(program).values() for op in function.ops]
+    layers = {op.message: layer_of(op) for op in ops if isinstance(op, SendOp)}
+    assert {layer_of(op) == layers[op.message] for op in ops if isinstance(op, RecvOp)} == {True}
 
 
 def test_tied_embedding_is_in_both_stages_and_its_gradients_are_added_once() -> None:

@@ -17,6 +17,7 @@ from shardweave.benchmarks.amp_data import (
 from shardweave.benchmarks.amp_literal import literal_costs, literal_cuts
 from shardweave.benchmarks.amp_planner import DATA, estimate_runs, quality, search_s
 from shardweave.benchmarks.amp_work import LayerWork, fixed_shares
+from shardweave.planners.amp import network
 from shardweave.planners.amp.costs import corrected_costs, estimate
 from shardweave.planners.amp.memory import shortfall, stage_bytes
 from shardweave.planners.amp.model import LayeredModel, Strategy, strategies
@@ -285,6 +286,17 @@ def test_cluster_of_two_device_types_and_three_link_speeds_is_planned() -> None:
     best = search_strategies(replace(chain(12), batch=24), mixed)[0]
     assert best.grid.size == 12
     assert best.estimate.cuts[-1] == 12
+
+
+def test_cluster_of_as_many_devices_as_can_be_planned_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = cluster(node("fast"), node("slow"))
+    monkeypatch.setattr(network, "MOST_DEVICES", pair.num_devices)
+    assert len(ClusterArrays.of(pair).kind) == pair.num_devices
+    monkeypatch.setattr(network, "MOST_DEVICES", pair.num_devices - 1)
+    with pytest.raises(ValueError, match=f"at most {pair.num_devices - 1}"):
+        ClusterArrays.of(pair)
 
 
 # What does not fit together

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardweave.backends.triton.kernels.lookups import lookup_kernel
-from shardweave.backends.triton.kernels.loops import pointwise_kernel, reduction_kernel
-from shardweave.backends.triton.kernels.matmul import matmul_kernel
+from shardweave.backends.triton.kernels.lookups import LookupTemplate
+from shardweave.backends.triton.kernels.loops import ReductionTemplate, pointwise_kernel
+from shardweave.backends.triton.kernels.matmul import MatmulTemplate
 from shardweave.backends.triton.source.region import Region, region_of
 from shardweave.backends.triton.source.source import Kernel
 from shardweave.ir.dialects.kernel import FusedOp
@@ -24,7 +24,7 @@ def kernel_of(region: Region, strides: Sequence[Sequence[int]], precision: str =
     if region.space.family == "pointwise":
         return pointwise_kernel(region, strides)
     if region.space.family == "lookups":
-        return lookup_kernel(region, strides)
+        return LookupTemplate(region, strides).kernel()
     if region.space.family == "matmul":
-        return matmul_kernel(region, strides, precision)
-    return reduction_kernel(region, strides)
+        return MatmulTemplate(region, strides, precision).kernel()
+    return ReductionTemplate(region, strides).kernel()

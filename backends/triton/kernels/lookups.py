@@ -48,12 +48,10 @@ row = tl.sum(tl.where(is_it, i[None, :], 0), axis=1)[:, None]
 in_row = (wanted <= count)[:, None]"""
 
 
-def lookup_kernel(region: Region, strides: Sequence[Sequence[int]]) -> Kernel:
-    """Write a kernel that sums a gradient's rows by index, and adds the sums to a table, if any."""
-    return _LookupTemplate(region, strides).kernel()
+class LookupTemplate:
+    """Writes a kernel that sums a gradient's rows by index, and adds the sums to a table, if
+    any."""
 
-
-class _LookupTemplate:
     def __init__(self, region: Region, strides: Sequence[Sequence[int]]) -> None:
         self.region = region
         self.gradient = next(op for op in region.ops if op.name == LOOKUP_GRADIENT)

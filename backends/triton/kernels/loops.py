@@ -41,10 +41,10 @@ _MOST_THREADS = 512
 _ASIDE_BLOCK = 256
 """Elements that one program computes of values that do not depend on the rows."""
 
-Strides = Sequence[Sequence[int]] | None
+Strides = Sequence[Sequence[int]]
 
 
-def pointwise_kernel(region: Region, strides: Strides = None) -> Kernel:
+def pointwise_kernel(region: Region, strides: Strides) -> Kernel:
     """Write a pointwise kernel: each lane computes one element of every stored value."""
     draft = KernelDraft(region, strides)
     writer = draft.writer
@@ -62,19 +62,16 @@ def pointwise_kernel(region: Region, strides: Strides = None) -> Kernel:
     return draft.kernel({"n": region.space.columns}, configs)
 
 
-def reduction_kernel(region: Region, strides: Strides = None, whole_row: int = WHOLE_ROW) -> Kernel:
-    """Write a reduction kernel. Each instance reduces its own rows; column sums are left as partial
-    results. Rows of more than `whole_row` elements are read block by block."""
-    return _ReductionTemplate(region, strides, whole_row).kernel()
-
-
 def _or_0(peak: str) -> str:
     """Return text that replaces a maximum of -inf by 0, so that differences to it are not NaN."""
     return f'tl.where({peak} == float("-inf"), 0.0, {peak})'
 
 
-class _ReductionTemplate:
-    def __init__(self, region: Region, strides: Strides, whole_row: int) -> None:
+class ReductionTemplate:
+    """Writes a reduction kernel. Each instance reduces its own rows; column sums are left as
+    partial results. Rows of more than `whole_row` elements are read block by block."""
+
+    def __init__(self, region: Region, strides: Strides, whole_row: int = WHOLE_ROW) -> None:
         self.region, self.space = region, region.space
         self.draft = KernelDraft(region, strides)
         self.writer = self.draft.writer

@@ -42,18 +42,11 @@ SYMBOLIC = 16
 """Least size of a dim that, where it is a stride, is a kernel parameter and not a literal."""
 
 
-def matmul_kernel(
-    region: Region, strides: Sequence[Sequence[int]] | None = None, precision: str = "ieee"
-) -> Kernel:
-    """Write a product kernel: an instance computes a block, and pointwise ops on it in
+class MatmulTemplate:
+    """Writes a product kernel: an instance computes a block, and pointwise ops on it in
     registers."""
-    return _MatmulTemplate(region, strides, precision).kernel()
 
-
-class _MatmulTemplate:
-    def __init__(
-        self, region: Region, strides: Sequence[Sequence[int]] | None, precision: str
-    ) -> None:
+    def __init__(self, region: Region, strides: Sequence[Sequence[int]], precision: str) -> None:
         self.region, self.precision = region, precision
         self.product = next(op for op in region.ops if spec_of(op).role == "matmul")
         self.left, self.right = self.product.operands[-2:]

@@ -20,7 +20,7 @@ from shardweave.backends.triton.source.writer import (
     Term,
     UnfitError,
 )
-from shardweave.ir.dialects.aten import AtenOp
+from shardweave.ir.dialects.aten import AtenOp, maker
 from shardweave.ir.dialects.types import dtype_of_value, shape_of
 from shardweave.ir.ops.fusible import reductions_of
 from shardweave.ir.ops.records.normalization import LAYER_NORM_BACKWARD
@@ -281,14 +281,12 @@ class Reducer:
 
 def _peak_of(op: AtenOp) -> Key | None:
     """Return the key of amax(x) if `op` sums exp(x - amax(x)) over rows; else None."""
-    power = op.operands[0].owner
-    if not isinstance(power, AtenOp) or power.name != "aten.exp":
+    power = maker(op.operands[0], "aten.exp")
+    distance = None if power is None else maker(power.operands[0], "aten.sub.Tensor")
+    if distance is None:
         return None
-    distance = power.operands[0].owner
-    if not isinstance(distance, AtenOp) or distance.name != "aten.sub.Tensor":
-        return None
-    x, peak = distance.operands[0], distance.operands[1].owner
-    if not isinstance(peak, AtenOp) or peak.name != "aten.amax" or peak.operands[0] is not x:
+    x, peak = distance.operands[0], maker(distance.operands[1], "aten.amax")
+    if peak is None or peak.operands[0] is not x:
         return None
     same_rows = reductions_of(peak) == reductions_of(op)
     same_dtype = dtype_of_value(x) == dtype_of_value(op.results[0])

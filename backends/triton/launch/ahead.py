@@ -18,16 +18,18 @@ from shardweave.backends.triton.source.writer import AT_AN_EDGE
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """Limits of one SM (CUDA C++ programming guide, compute capabilities)."""
+    """Limits of one SM (CUDA C++ programming guide, compute capabilities). reserved_bytes: shared
+    memory of each block that CUDA reserves."""
 
     warps: int
     blocks: int
     shared_bytes: int
+    reserved_bytes: int = 1 << 10
     registers: int = 65536
 
 
 MULTIPROCESSORS = {
-    "sm_75": Multiprocessor(32, 16, 64 << 10),
+    "sm_75": Multiprocessor(32, 16, 64 << 10, reserved_bytes=0),
     "sm_80": Multiprocessor(64, 32, 164 << 10),
     "sm_86": Multiprocessor(48, 16, 100 << 10),
     "sm_89": Multiprocessor(48, 24, 100 << 10),
@@ -37,9 +39,6 @@ MULTIPROCESSORS = {
 
 _REGISTER_UNIT = 256
 """Granularity in which registers are allocated to a warp."""
-
-_RESERVED_SHARED_BYTES = 1 << 10
-"""Shared memory of each block that CUDA reserves, from sm_80 on."""
 
 VECTOR_BITS = 128
 """Bits of a thread's widest access on all these chips."""
@@ -66,12 +65,8 @@ def resident_warps(target: str, *, num_warps: int, registers: int, shared_bytes:
     programs = min(limits.blocks, limits.warps // num_warps)
     programs = min(programs, limits.registers // max(1, per_warp) // num_warps)
     if shared_bytes:
-        programs = min(programs, limits.shared_bytes // (shared_bytes + _RESERVED_SHARED_BYTES))
+        programs = min(programs, limits.shared_bytes // (shared_bytes + limits.reserved_bytes))
     return programs * num_warps
-
-
-def occupancy(target: str, warps: int) -> float:
-    return warps / MULTIPROCESSORS[target].warps
 
 
 def loaded_bytes(ptx: str) -> int:
@@ -118,16 +113,11 @@ if TYPE_CHECKING:
     from triton.backends.compiler import GPUTarget
 
 SHARED_LIMIT_BYTES = {
-    "sm_75": 64 << 10,
-    "sm_80": 163 << 10,
-    "sm_86": 99 << 10,
-    "sm_89": 99 << 10,
-    "sm_90": 227 << 10,
-    "sm_100": 227 << 10,
+    **{name: sm.shared_bytes - sm.reserved_bytes for name, sm in MULTIPROCESSORS.items()},
     "gfx90a": 64 << 10,
     "gfx942": 64 << 10,
 }
-"""Limit on the shared memory of a program (CUDA C++ programming guide; LDS on AMD)."""
+"""Limit on the shared memory of a program (LDS on AMD)."""
 
 ALIGNED = [["tt.divisibility", 16]]
 
@@ -160,7 +150,7 @@ class Built:
     def occupancy(self) -> float | None:
         """Fraction of an SM's warps that registers and shared memory allow; None on AMD."""
         warps = self._warps
-        return None if warps is None else occupancy(self.target, warps)
+        return None if warps is None else warps / MULTIPROCESSORS[self.target].warps
 
     @property
     def bytes_in_flight(self) -> int | None:

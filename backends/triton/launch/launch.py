@@ -62,10 +62,11 @@ class FusedCall:
     A kernel is generated for each set of strides that the inputs have. A region that no template
     fits runs op by op; `reason` says why.
 
-    op: the fused op. device: where it runs. tunes: whether the first call on a GPU measures all
-    configurations; else the default is used. agreed: called once; returns one rank's choice on all
-    ranks that run this op, so that all sum in the same order. queue: holds partial results until
-    its owner joins them; without a queue the call joins them.
+    op: the fused op. device: where it runs; on a GPU the first call measures all configurations.
+    agreed: called once; returns one rank's choice on all ranks that run this op, so that all sum in
+    the same order. queue: holds partial results until its owner joins them; without a queue the
+    call joins them. kernels: the kernels made so far, with their configurations. failures:
+    configurations that did not run, with reasons.
     """
 
     def __init__(
@@ -73,32 +74,24 @@ class FusedCall:
         op: FusedOp,
         device: torch.device | str = "cpu",
         *,
-        tunes: bool = True,
         agreed: Callable[[Callable[[], Config]], Config] = lambda choose_config: choose_config(),
         queue: PartsQueue | None = None,
     ) -> None:
         self.op = op
         self.device = torch.device(device)
-        self.tunes = tunes
         self.reason: str | None = None
         self.region: Region | None = None
         self.failures: list[str] = []
-        """Configurations that did not run, with reasons."""
+        self.kernels: list[tuple[Kernel, Config]] = []
         self._agreed = agreed
-        self._queue = queue
+        self._queue = queue or PartsQueue(join_parts, at_once=True)
         self._config: Config | None = None
-        self._kernels: list[tuple[Kernel, Config]] = []
         self._ready: dict[tuple[Any, ...], Callable[[Sequence[Tensor]], Results]] = {}
         self._runs_kernels = _runs_kernels(self.device)
         try:
             self.region = region_of(op, on_gpu=has_gpu_types(self.device))
         except UnfitError as error:
             self.reason = str(error)
-
-    @property
-    def kernels(self) -> list[tuple[Kernel, Config]]:
-        """The kernels made so far, with their configurations."""
-        return list(self._kernels)
 
     def explain(self, device: torch.device) -> str:
         """Describe what computes the region on a device, in one line."""
@@ -141,7 +134,7 @@ class FusedCall:
         if kernel is None:
             self.region = None
             return self._on_aten
-        self._kernels.append((kernel, config))
+        self.kernels.append((kernel, config))
         if config == ATEN:
             return self._on_aten
         return Launch(kernel, config, self.device, self._queue)
@@ -161,7 +154,7 @@ class FusedCall:
     def _measured(self, kernel: Kernel | None, tensors: Sequence[Tensor]) -> Config:
         if kernel is None:
             return ATEN
-        if not self.tunes or self.device.type != "cuda":
+        if self.device.type != "cuda":
             return kernel.configs[0]
 
         # An operand that the kernel overwrites is still needed after the measurement.
@@ -212,10 +205,7 @@ def starter(source: KernelSource, config: Config, grid: tuple[int, ...]) -> Star
 
 
 class Launch:
-    """A kernel at a configuration, ready to call. Prepares all that does not depend on tensors.
-
-    queue: as in `FusedCall`.
-    """
+    """A kernel at a configuration, ready to call. Prepares all that does not depend on tensors."""
 
     def __init__(
         self,
@@ -232,8 +222,7 @@ class Launch:
         self._made = [(shape_of(value), region.dtype_of(value)) for value in region.stored]
         self._partial = tuple(kernel.partial)
         self._parts = partial_results_of(kernel, config)
-        self._queue = queue or PartsQueue(join_parts)
-        self._waits = queue is not None
+        self._queue = queue or PartsQueue(join_parts, at_once=True)
         self._joins_others = joins_others(kernel)
         self._joining: dict[tuple[PartialResult, ...], Start] = {}
         self._outputs = region.outputs
@@ -254,8 +243,6 @@ class Launch:
                 places.append((written[number], made[number]))
             self._start(*tensors, *written)
             self._queue.add(self._parts, places)
-            if not self._waits:
-                self._queue.join()
         elif self._joins_others:
             self._start_and_join([*tensors, *made])
         else:
@@ -283,23 +270,17 @@ class Launch:
 
 class JoinedSum:
     """A sum of a few rows, which needs no kernel of its own: the rows wait in the queue to be
-    joined.
+    joined."""
 
-    queue: as in `FusedCall`.
-    """
-
-    def __init__(self, region: Region, device: torch.device, queue: PartsQueue | None) -> None:
+    def __init__(self, region: Region, device: torch.device, queue: PartsQueue) -> None:
         self._shape, self._device = shape_of(region.stored[0]), device
         self._rows, self._parts = sum_in_memory(region)
-        self._queue = queue or PartsQueue(join_parts)
-        self._waits = queue is not None
+        self._queue = queue
         self._outputs = region.outputs
 
     def __call__(self, tensors: Sequence[Tensor]) -> Results:
         made = torch.empty(self._shape, dtype=self._parts.target, device=self._device)
         self._queue.add([self._parts], [(tensors[self._rows], made)])
-        if not self._waits:
-            self._queue.join()
         return tuple([output.of(made) for output in self._outputs])
 
 
@@ -325,12 +306,6 @@ def launch_options(kernel: KernelSource, config: Config) -> dict[str, int | bool
     }
     options["enable_fp_fusion"] = True  # its default, which Triton 3.10 is to change
     return options | ({"debug": True, "sanitize_overflow": False} if kernel.asserts else {})
-
-
-def launch_kernel(kernel: Kernel, config: Config, tensors: Sequence[Tensor]) -> Results:
-    """Run a kernel at a configuration; returns the results of its region."""
-    device = tensors[0].device if tensors else torch.device("cpu")
-    return Launch(kernel, config, device)(tensors)
 
 
 def grid_of(kernel: Kernel, config: Config) -> tuple[int, ...]:

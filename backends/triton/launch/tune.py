@@ -137,7 +137,8 @@ def fastest_config(kernel: Kernel, runner: Runner) -> Choice:
         except Exception as error:  # noqa: BLE001
             # Compilers and drivers raise what they like, and one candidate must not end the step.
             words = next(iter(str(error).strip().splitlines()), "")
-            failures.append(f"{_named(config)}: {type(error).__name__} {words}".strip())
+            name = "ATen" if config == ATEN else str(config)
+            failures.append(f"{name}: {type(error).__name__} {words}".strip())
             logger.warning("%s with %s", kernel.name, failures[-1])
             continue
         times.append((seconds, number, config))
@@ -146,23 +147,10 @@ def fastest_config(kernel: Kernel, runner: Runner) -> Choice:
     return Choice(min(times)[2], tuple(failures))
 
 
-def _named(config: Config) -> str:
-    return "ATen" if config == ATEN else str(config)
-
-
 def entry_path(kernel: Kernel, device_name: str) -> Path:
     """Return the path of the cache entry for a kernel on a device."""
-    what = json.dumps(
-        [
-            kernel.key,
-            kernel.pointers,
-            kernel.sizes,
-            kernel.fixed,
-            torch.__version__,
-            version("triton"),
-        ],
-        sort_keys=True,
-    )
+    facts = kernel.key, kernel.pointers, kernel.sizes, kernel.fixed
+    what = json.dumps([*facts, torch.__version__, version("triton")], sort_keys=True)
     word = "".join(c if c.isalnum() else "_" for c in device_name)
     name = f"{kernel.name}_{hashlib.sha256(what.encode()).hexdigest()[:16]}.json"
     return cache_folder() / "tuned" / word / name

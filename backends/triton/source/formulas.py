@@ -15,20 +15,7 @@ from typing import Any
 import torch
 
 from shardweave.ir.dialects.aten import AtenOp
-from shardweave.ir.dialects.types import dtype_of_value
-
-_TYPES = {
-    torch.float64: "tl.float64",
-    torch.float32: "tl.float32",
-    torch.float16: "tl.float16",
-    torch.bfloat16: "tl.bfloat16",
-    torch.int64: "tl.int64",
-    torch.int32: "tl.int32",
-    torch.int16: "tl.int16",
-    torch.int8: "tl.int8",
-    torch.uint8: "tl.uint8",
-    torch.bool: "tl.int1",
-}
+from shardweave.ir.dialects.types import dtype_of_value, dtype_word
 
 Write = Callable[..., str]
 """Takes an op and its operands' variables, and returns a Triton expression."""
@@ -58,7 +45,7 @@ def formula(*names: str, takes_numbers: bool = False) -> Callable[[Write], Write
 
 
 def type_text(dtype: torch.dtype) -> str:
-    return _TYPES[dtype]
+    return "tl.int1" if dtype == torch.bool else f"tl.{dtype_word(dtype)}"
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:

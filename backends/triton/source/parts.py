@@ -18,7 +18,7 @@ from xdsl.ir import Operation, SSAValue
 from shardweave.backends.triton.kernels.reductions import accumulation_kind
 from shardweave.backends.triton.source.joining import PartialResult, partial_results_of
 from shardweave.backends.triton.source.region import Region, region_of
-from shardweave.backends.triton.source.source import Config, Kernel
+from shardweave.backends.triton.source.source import Kernel
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.ops.fusible import column_results
 from shardweave.ir.program.iteration_space import IterationSpace, space_of, sum_of_few_rows
@@ -36,10 +36,17 @@ Place = tuple[Tensor, Tensor]
 
 
 class PartsQueue:
-    """Queue of partial results to be joined. join: joins results, given them and their places."""
+    """Queue of partial results to be joined. join: joins results, given them and their places.
+    at_once: whether results are joined as soon as they are added."""
 
-    def __init__(self, join: Callable[[Sequence[PartialResult], Sequence[Any]], None]) -> None:
+    def __init__(
+        self,
+        join: Callable[[Sequence[PartialResult], Sequence[Any]], None],
+        *,
+        at_once: bool = False,
+    ) -> None:
         self._join = join
+        self._at_once = at_once
         self._results: list[PartialResult] = []
         self._places: list[Any] = []
 
@@ -51,6 +58,8 @@ class PartsQueue:
             self.join()
         self._results += results
         self._places += places
+        if self._at_once:
+            self.join()
 
     def join(self) -> None:
         """Join all waiting results, which may be read from then on."""
@@ -122,13 +131,6 @@ def sum_in_memory(region: Region) -> tuple[int, PartialResult]:
     return region.inputs.index(rows), parts
 
 
-def results_in_parts(op: FusedOp, kernel: Kernel | None, config: Config) -> list[PartialResult]:
-    """List the partial results that a region leaves. kernel: its kernel at `config`, or None."""
-    if is_sum_in_memory(op):
-        return [sum_in_memory(region_of(op))[1]]
-    return [] if kernel is None else partial_results_of(kernel, config)
-
-
 def joins_others(kernel: Kernel) -> bool:
     """True if a kernel also joins waiting partial results, in instances that follow its own."""
     return kernel.family == "lookups"
@@ -154,7 +156,9 @@ def joined_together(program: Program, kernels: Mapping[FusedOp, Kernel]) -> list
             kernel = kernels.get(op)
             if kernel is not None and joins_others(kernel) and (taken := queue.take()[0]):
                 joinings.append(Joining(taken, op))
-            results = results_in_parts(op, kernel, {} if kernel is None else kernel.configs[0])
+            results = [] if kernel is None else partial_results_of(kernel, kernel.configs[0])
+            if is_sum_in_memory(op):
+                results = [sum_in_memory(region_of(op))[1]]
             queue.add(results, results)
     queue.join()
     return joinings

@@ -104,11 +104,12 @@ def region_of(op: FusedOp, *, on_gpu: bool = True) -> Region:
     is_sum = sum_of_few_rows(op.fused_ops) is not None
     for value in op.yielded:
         views: list[AtenOp] = []
-        while isinstance(value.owner, AtenOp) and _shows_operand(value.owner, is_sum=is_sum):
-            if copies(value.owner):
+        while isinstance(op_ := value.owner, AtenOp) and not copies(op_):
+            # The gradient of a lookup, if it sums few rows, looks up all rows.
+            if not (spec_of(op_).is_layout or (is_sum and op_.name == LOOKUP_GRADIENT)):
                 break
-            views.insert(0, value.owner)
-            value = value.owner.operands[0]
+            views.insert(0, op_)
+            value = op_.operands[0]
         if isinstance(value.owner, Operation):
             outputs.append(Output(stored.setdefault(value, len(stored)), 0, tuple(views)))
         else:
@@ -121,9 +122,3 @@ def region_of(op: FusedOp, *, on_gpu: bool = True) -> Region:
             raise UnfitError("a generated kernel cannot compute complex numbers")
     ops = tuple(op.fused_ops)
     return Region(op, inputs, ops, tuple(stored), tuple(outputs), space, on_gpu)
-
-
-def _shows_operand(op: AtenOp, *, is_sum: bool) -> bool:
-    """True if an op only changes its operand's layout. is_sum: the region sums few rows, so that
-    the gradient of a lookup is such an op: it looks up all rows."""
-    return spec_of(op).is_layout or (is_sum and op.name == LOOKUP_GRADIENT)

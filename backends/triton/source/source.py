@@ -20,8 +20,6 @@ from shardweave.backends.triton.source.writer import Writer, short_name
 from shardweave.ir.dialects.annotations import ANNOTATIONS, properties_without
 from shardweave.ir.dialects.literals import to_python
 from shardweave.ir.dialects.syntax import STRUCTURE
-from shardweave.ir.dialects.types import shape_of
-from shardweave.ir.ops.strides import dense_strides
 from shardweave.ir.program.iteration_space import Family
 
 Kind = Literal["sum", "max", "min"]
@@ -108,18 +106,15 @@ class Kernel(KernelSource):
 
 
 class KernelDraft:
-    """A kernel under construction. outputs: the parameter of each stored value.
+    """A kernel under construction. outputs: the parameter of each stored value. strides: of each
+    input, in elements."""
 
-    strides: strides of each input, in elements; None for a dense input.
-    """
-
-    def __init__(self, region: Region, strides: Sequence[Sequence[int]] | None) -> None:
+    def __init__(self, region: Region, strides: Sequence[Sequence[int]]) -> None:
         taken: set[str] = set()
-        given = strides or [dense_strides(shape_of(value)) for value in region.inputs]
         pointers = {v: free_name(f"{short_name(v)}_ptr", taken) for v in region.inputs}
         self.region = region
         self.outputs = {v: free_name(f"out_{short_name(v)}_ptr", taken) for v in region.stored}
-        self.writer = Writer(pointers, dict(zip(region.inputs, given, strict=True)))
+        self.writer = Writer(pointers, dict(zip(region.inputs, strides, strict=True)))
 
     def kernel(
         self,

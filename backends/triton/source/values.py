@@ -73,8 +73,7 @@ class Values:
         self, draft: KernelDraft, value: SSAValue, place: Index, axes: frozenset[str]
     ) -> None:
         """Write statements that store the element at flat index `place` of a stored value."""
-        term = self.at(value, self.indices(value, place))
-        term = self.variable(term)
+        term = self.variable(self.at(value, self.indices(value, place)))
         dtype = draft.region.dtype_of(value)
         self.writer.store(draft.outputs[value], dtype, place, term, axes)
 
@@ -115,9 +114,8 @@ class Values:
 
     def variable(self, term: Term) -> Term:
         """Return a term as a variable: a literal number is assigned to one of its dtype."""
-        return self._constant(term) if term.is_literal else term
-
-    def _constant(self, term: Term) -> Term:
+        if not term.is_literal:
+            return term
         text = f"tl.full((), {term.name}, {type_text(term.dtype)})"
         return self.writer.assign("constant", text, term.dtype, frozenset())
 
@@ -171,12 +169,9 @@ class Values:
 
     @_handles("aten.slice_backward")
     def slice_backward(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
-        grad = op.operands[0]
         dim = op.value("dim") % len(indices)
         start = _wrapped(op.value("start") or 0, shape_of(op.results[0])[dim])
-        stop = start + shape_of(grad)[dim]
-        tests = self._between(indices[dim], start, stop, shape_of(op.results[0])[dim])
-        return self._where(op, tests, grad, _shifted(indices, dim, -start), indices[dim], guards)
+        return self._among(op, dim, start, indices, guards)
 
     @_handles("aten.select_backward")
     def select_backward(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
@@ -188,14 +183,19 @@ class Values:
 
     @_handles("aten.constant_pad_nd")
     def pad(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:
-        source, padding = op.operands[0], padded_dim(op)
+        padding = padded_dim(op)
         assert padding is not None
-        dim, before = padding
-        size = shape_of(op.results[0])[dim]
-        tests = self._between(indices[dim], before, before + shape_of(source)[dim], size)
-        value = literal(op.value("value"), dtype_of_value(source))
-        own = _shifted(indices, dim, -before)
-        return self._where(op, tests, source, own, indices[dim], guards, value)
+        value = literal(op.value("value"), dtype_of_value(op.operands[0]))
+        return self._among(op, *padding, indices, guards, value)
+
+    def _among(
+        self, op: AtenOp, dim: int, start: int, indices: Indices, guards: Guards, other: str = "0"
+    ) -> Term:
+        """Return the element of the operand, which begins at `start` along `dim`, else `other`."""
+        source, size = op.operands[0], shape_of(op.results[0])[dim]
+        tests = self._between(indices[dim], start, start + shape_of(source)[dim], size)
+        own = _shifted(indices, dim, -start)
+        return self._where(op, tests, source, own, indices[dim], guards, other)
 
     @_handles("aten.arange.start_step")
     def arange(self, op: AtenOp, indices: Indices, guards: Guards) -> Term:

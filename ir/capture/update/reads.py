@@ -168,6 +168,8 @@ class MetaCopy:
             # Their fused, foreach and capturable implementations compute the same.
             for group in self.optimizer.param_groups:
                 group.update({key: False for key in FORMS if key in group})
+            for name in _OF_SCALER:
+                vars(self.optimizer).pop(name, None)
 
     def _state(self, value: Tensor, index: int, size: Sizes, shape: tuple[int, ...]) -> Tensor:
         if not value.ndim:
@@ -232,6 +234,9 @@ def run_step(optimizer: Optimizer, *closure: Any) -> None:
 
 FORMS = ("foreach", "fused", "capturable")
 """Options of torch's optimizers for implementations that compute the same as the plain one."""
+
+_OF_SCALER = ("grad_scale", "found_inf")
+"""Attributes that a GradScaler sets for a fused step; a plain one refuses them."""
 
 
 def _agree(
