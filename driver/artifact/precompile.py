@@ -16,10 +16,11 @@ from shardweave.driver.artifact.artifact import CONSTANTS, PLAN, PROGRAM, Artifa
 from shardweave.driver.artifact.guards import check_guards, guards_of
 from shardweave.driver.artifact.options import options_to_store
 from shardweave.driver.artifact.outputs import outputs_from_json, outputs_to_json
+from shardweave.driver.signature import taking
 from shardweave.driver.step.binding import example_call
 from shardweave.driver.step.checks import check_request
 from shardweave.driver.step.lowering import Lowered, lowered_step, made_here
-from shardweave.driver.step.request import Request, taking
+from shardweave.driver.step.request import Request
 from shardweave.ir.capture.observed.loose_tensors import constants_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.text import print_module
