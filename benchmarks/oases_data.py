@@ -115,14 +115,12 @@ def row_of(hidden: int, degree: int, batch: int) -> Row | None:
     if ratio == 1:
         return None
     at, more = divmod(degree, ratio**2)
-    if at and not more:
-        key = base, at, batch
-    elif not at and not ratio**2 % degree:
-        key = base, 1, batch * ratio**2 // degree
-    else:
+    if not at and not ratio**2 % degree:
+        at, batch = 1, batch * ratio**2 // degree
+    elif more:
         return None
-    half = profile().get((*key[:2], key[2] // 2))
-    return profile().get(key) or (half and half.twice)
+    half = profile().get((base, at, batch // 2))
+    return profile().get((base, at, batch)) or (half and half.twice)
 
 
 _SCALED = {6144: (2, 3072), 8192: (2, 4096), 12288: (4, 3072)}
