@@ -94,6 +94,14 @@ def axonn_plans() -> list[str]:
             used = f"{row['utilisation_pct']:.0f}"
             yield row["model"], str(row["gpus"]), grid, str(row["kept_layers"]), used, *published
 
+    def strong() -> Rows:
+        scaling = results("axonn_planner")["strong_scaling"]
+        first = scaling[0]
+        for row in scaling:
+            grid = ",".join(f"{axis}={size}" for axis, size in row["grid"].items() if size > 1)
+            ideal = first["step_s"] * first["gpus"] / row["gpus"]
+            yield str(row["gpus"]), grid, f"{row['step_s']:.1f}", f"{ideal / row['step_s']:.0%}"
+
     return section(
         "AxoNN, Table I",
         "planners.py axonn",
@@ -106,6 +114,7 @@ def axonn_plans() -> list[str]:
             "AxoNN",
             rows(),
         ),
+        table("GPUs of GPT-80B (Figure 9) | grid | step, s | of linear scaling", strong()),
     )
 
 
