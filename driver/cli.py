@@ -22,7 +22,7 @@ from shardweave.driver.processes import launch
 from shardweave.ir.plugins import load_plugins
 from shardweave.passes.notes import heard_by
 
-TASKS = {
+_MODULES = {
     "train a model": ("run",),
     "choose how": ("plans.plan", "plans.simulate", "plans.profile", "plans.calibrate"),
     "look at it": ("programs.explore", "plans.report", "programs.show", "programs.diff"),
@@ -32,6 +32,12 @@ TASKS = {
     "set up the shell": ("completion",),
 }
 """The modules of `commands`, each a command of its name, by what a person wants to do."""
+
+TASKS = {
+    task: tuple(module.rpartition(".")[2] for module in modules)
+    for task, modules in _MODULES.items()
+}
+"""The commands by what a person wants to do."""
 
 TROUBLE = 2
 """Exit code under `diff --exit-code` for bad input, which must not look like a difference."""
@@ -97,7 +103,7 @@ def command_line() -> argparse.ArgumentParser:
         help=argparse.SUPPRESS,
         parser_class=Command,
     )
-    for module in (module for modules in TASKS.values() for module in modules):
+    for module in (module for modules in _MODULES.values() for module in modules):
         import_module(f"shardweave.driver.commands.{module}").add_parser(commands)
     parser.epilog = _listed(commands.choices)
     return parser
@@ -105,9 +111,8 @@ def command_line() -> argparse.ArgumentParser:
 
 def _listed(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
     lines: list[str] = []
-    for task, modules in TASKS.items():
+    for task, names in TASKS.items():
         lines.append(f"{task}:")
-        names = [module.rpartition(".")[2] for module in modules]
         lines += [f"  {name:10}  {parsers[name].description}" for name in names]
     return "\n".join([*lines, "", "'shardweave COMMAND --help' says what a command takes."])
 

@@ -35,9 +35,13 @@ def test_profile_leaves_out_the_runs_that_failed() -> None:
     assert profile()[2048, 4, 8].attn == (6.32777, 10.05488)
 
 
-def test_hidden_8192_takes_the_rows_of_equal_products() -> None:
+def test_sizes_that_are_not_profiled_take_the_rows_of_equal_products() -> None:
     assert row_of(8192, 8, 2) == profile()[4096, 2, 2]
-    assert row_of(6144, 8, 2) is None
+    assert row_of(6144, 8, 2) == profile()[3072, 2, 2]
+    assert row_of(12288, 8, 1) == profile()[3072, 1, 2]
+    assert row_of(12288, 8, 2) == profile()[3072, 1, 2].twice
+    assert row_of(6144, 6, 2) is None
+    assert row_of(5120, 8, 2) is None
 
 
 def test_all_reduce_of_a_group_is_a_share_of_the_profiled_one() -> None:

@@ -244,7 +244,7 @@ def test_a_block_that_finds_itself_in_a_global_is_not_copied(registry: Any, read
     REGISTRY = registry(net)
     seen, _ = both_ways(net)
     assert seen.copied == []
-    assert "which holds blocks" in seen.notes[-1]
+    assert "code reads blocks by" in seen.notes[-1]
 
 
 def test_a_block_that_finds_itself_in_a_shared_object_is_not_copied() -> None:
