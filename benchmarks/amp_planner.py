@@ -133,7 +133,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=Path,
         default=DATA / "amp_results.csv",
-        help="runs, as in data/amp_results.csv (the default, which has the homogeneous setup)",
+        help="runs, as in data/amp_results.csv (the default)",
     )
 
 

@@ -9,7 +9,8 @@ are followed to the whole depth: the layers whose gathered weights fit (the pape
 and the others. The best of the grids in that simulation is the row. Nothing is fitted to the table.
 Utilisation is the paper's (VI-C): the FLOPs of Narayanan et al.'s formula, which counts each
 layer's recomputation, over the step and the peak; the stacks have no head, so its last term is left
-out. The data's file names its source.
+out. Then GPT-80B, the same batch on more and more GPUs (Figure 9, which prints no times). The
+data's file names its source.
 """
 
 from __future__ import annotations
@@ -188,6 +189,16 @@ def measure(name: str, gpus: int, published: dict[str, float], tries: int) -> Ro
     )
 
 
+STRONG = ("GPT-80B", (256, 512, 1024))
+"""The model of Figure 9, and numbers of GPUs; on 128 its whole batch fits into no grid."""
+
+
+def strong_scaling(counts: Sequence[int]) -> list[dict[str, Any]]:
+    """Seconds of a step of one model on more and more GPUs, on the best grid by estimate."""
+    rows = [measure(STRONG[0], gpus, {}, 1) for gpus in counts]
+    return [{"gpus": row.gpus, "grid": row.grid, "step_s": row.step_s} for row in rows]
+
+
 def rank_time_ms(rounds: int) -> tuple[float, list[Ranked]]:
     """Milliseconds to rank all grids of 32 GPUs for GPT-20B, the fastest of several."""
     cluster = find_cluster("perlmutter")
@@ -231,8 +242,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for entry in entries
     ]
     rank_ms, ranked = rank_time_ms(1 if options.quick else 10)
+    strong = strong_scaling(STRONG[1][: 1 if options.quick else None])
     console = Console(width=None if sys.stdout.isatty() else 170)
     console.print(table_of(rows))
+    for row in strong:
+        console.print(f"{STRONG[0]} on {row['gpus']} GPUs: {row['step_s']:.1f} s", highlight=False)
     console.print(
         f"GPT-20B on 32 GPUs: {len(ranked)} grids that fit ranked in {rank_ms:.1f} ms; the best is "
         f"x,y,z,data = {ranked[0].grid}",
@@ -240,6 +254,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     )
     return {
         "rows": [asdict(one) for one in rows],
+        "strong_scaling": strong,
         "gpt20b_32_gpus": {
             "rank_ms": rank_ms,
             "top": [{"grid": r.mesh, "communication_s": r.time_s} for r in ranked[:10]],

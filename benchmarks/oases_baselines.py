@@ -11,6 +11,8 @@
   that this baseline is better than a real one.
 - Figure 5: a stage's micro-batch of GPT-18.4B and GPT-39.1B under three methods. The global batch
   is not given; with as many micro-batches in all methods the bubble is the same share.
+- Figure 7: weak scaling. A group of tensor ranks does the same work at any size of the cluster;
+  what grows is the reduction of gradients over the groups.
 - Figure 6: the rank correlation of predicted and measured throughput, here of all programs of
   Table 3. The paper's two numbers are of strategies whose times it does not list.
 """
@@ -21,7 +23,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ from shardweave.benchmarks.oases_data import (
     all_reduce_s,
     chain_of,
     degrees_of,
+    model_of,
     models,
     row_of,
     tables,
@@ -47,6 +50,7 @@ from shardweave.benchmarks.oases_table3 import (
     planner_gain,
     scheduled,
     step_times,
+    sync_s,
 )
 from shardweave.driver.models.gpt import GPTConfig
 from shardweave.ir.mesh.mesh import Mesh
@@ -165,6 +169,25 @@ def figure_4(chosen: Sequence[Model]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["cluster"], row["hidden"]))
 
 
+SCALED = (2048, 4096)
+"""Hidden sizes of the models of Figure 7; the paper does not say which two it takes."""
+
+
+def figure_7(hidden: int) -> list[dict[str, Any]]:
+    """Weak scaling from a node to eight: throughput over that of a node times their number."""
+    model, rows = model_of(hidden), list[dict[str, Any]]()
+    for method in ("Megatron-LM", "fine_grained_recompute"):
+        for cluster, step_s in step_times(model, method, preset=False).items():
+            group_s = step_s - sync_s(model)
+            each = {
+                str(4 * nodes): group_s
+                / (group_s + sync_s(replace(model, data=4 * nodes // model.tensor)))
+                for nodes in (1, 2, 4, 8)
+            }
+            rows.append({"hidden": hidden, "cluster": cluster, "method": method, "share": each})
+    return rows
+
+
 def figure_5(row: Mapping[str, Any], cluster_name: str, depths: Sequence[int]) -> dict[str, float]:
     """Oases' fine-grained schedule over Megatron-LM and Merak, on a stage's micro-batch."""
     cluster = find_cluster(CLUSTERS[cluster_name])
@@ -213,6 +236,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     console.print(f"Spearman with Table 3 as measured: {spearman}", highlight=False)
     return {
         "figure_4": rows,
+        "figure_7": [row for hidden in SCALED for row in figure_7(hidden)],
         "published_over_best": published["fig4_speedup_range_over_best_baseline"],
         "published_over_megatron": published["fig4_max_over_megatron"],
         "figure_5": pipelined,

@@ -9,7 +9,8 @@
 `python benchmarks/planners.py oases-baselines [--json OUT] [--quick]`,
 `python benchmarks/planners.py oases-degrees [--json OUT] [--quick]`,
 `python benchmarks/planners.py oppa [--json OUT] [--plot PNG] [--quick]`,
-`python benchmarks/planners.py oppa-early-stop [--json OUT] [--quick]`.
+`python benchmarks/planners.py oppa-early-stop [--json OUT] [--quick]`,
+`python benchmarks/planners.py oppa-surrogate [--json OUT] [--quick]`.
 A subcommand is a module beside this one with `add_arguments(parser)` and `run(options)`, which
 prints its tables and returns what `--json` writes.
 """
@@ -34,6 +35,7 @@ from shardweave.benchmarks import (
     oases_planner,
     oppa_early_stop,
     oppa_planner,
+    oppa_surrogate,
 )
 
 SUBCOMMANDS: dict[str, ModuleType] = {
@@ -47,6 +49,7 @@ SUBCOMMANDS: dict[str, ModuleType] = {
     "oases-degrees": oases_degrees,
     "oppa": oppa_planner,
     "oppa-early-stop": oppa_early_stop,
+    "oppa-surrogate": oppa_surrogate,
 }
 
 

@@ -187,10 +187,10 @@ class CostModel:
 
     def collective_time_s(self, op: DistOp) -> float:
         """Seconds from start to end of a collective whose links nothing else uses, or of a copy to
-        or from the host."""
+        or from the host. Sub-batches of one device, along a time axis, send nothing."""
         if isinstance(op, HostCopyOp):
             return self._operand_bytes(op) / self.host_bandwidth_bytes_s
-        if self.mesh.sizes(op.axes) == 1:
+        if self.mesh.sizes([axis for axis in op.axes if axis not in self.mesh.time_names]) == 1:
             return 0.0
         key = (op.axes, self._signature(op))
         seconds = self._collective_times.get(key)

@@ -75,12 +75,14 @@ class SpaceTable:
     columns: sizes as they are, for formulas. features: numbers in [0, 1], for models: logarithms of
     sizes over their largest (log2 x / log2 max, as in the released code); for choices that are not
     sizes (ZeRO stages too), a one-hot column for each value but the first; for a recomputation
-    policy the share of blocks that use it. A quantity that never varies has no column.
+    policy the share of blocks that use it. A quantity that never varies has no column. names: of
+    the features.
     """
 
     configurations: Sequence[Configuration]
     columns: dict[str, Floats] = field(repr=False)
     features: Floats = field(repr=False)
+    names: tuple[str, ...]
 
     @staticmethod
     def of(configurations: Sequence[Configuration]) -> SpaceTable:
@@ -104,13 +106,13 @@ class SpaceTable:
                 features[f"{name}={value}"] = is_it * (shares if name == "recompute" else 1.0)
         constant = np.zeros(len(configurations))
         stacked = np.stack(list(features.values()) or [constant], axis=1)
-        return SpaceTable(configurations, columns, stacked)
+        return SpaceTable(configurations, columns, stacked, tuple(features))
 
     def rows(self, index: Sequence[int]) -> SpaceTable:
         """Return a table of the rows at `index`, with this table's scales."""
         chosen = [self.configurations[i] for i in index]
         columns = {name: values[list(index)] for name, values in self.columns.items()}
-        return SpaceTable(chosen, columns, self.features[list(index)])
+        return SpaceTable(chosen, columns, self.features[list(index)], self.names)
 
 
 def _buckets(columns: dict[str, Floats]) -> Floats:

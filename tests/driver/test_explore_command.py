@@ -182,14 +182,18 @@ def test_page_of_a_plan_says_what_the_plan_predicts(tmp_path: Path) -> None:
         assert (amounts["step"], amounts["memory"]) == (predicted.step_s, predicted.peak_bytes)
 
 
-def staged() -> Exploration:
+def staged(mesh: str = "stage=2,data=2", cluster: str = CLUSTER) -> Exploration:
     """The small GPT under a plan of two stages, whose backward passes are halved."""
-    mesh = "stage=2,data=2"
     program = captured().clone()
     program.set_mesh(Mesh.parse(mesh))
     pipeline = Pipeline(balanced_stages(program, 2), 2, schedule="zero-bubble")
     plan = replace(plan_megatron(program, Mesh.parse(mesh)), pipeline=pipeline)
-    return explore(captured(), plan_passes(plan), CLUSTER, mesh=mesh)
+    return explore(captured(), plan_passes(plan), cluster, mesh=mesh)
+
+
+def test_micro_batches_send_nothing_to_each_other_on_a_device_without_neighbours() -> None:
+    moment = moment_of(data_of(staged("stage=2", "testbed:rate=250mbit").html), "cut-stages")
+    assert len(moment["schedule"]) == 2
 
 
 def test_page_of_stages_has_the_schedule_and_knows_where_ops_come_from() -> None:
