@@ -318,7 +318,9 @@ def oppa() -> list[str]:
         for row in results("oppa_surrogate")["rows"]:
             shares = [f"{row[name]:.2f}" for name in ("throughput", "fastest_tenth", "memory")]
             scales: dict[str, float] = row["lengthscales"]
-            shortest = [f"{name} {scales[name]:.2g}" for name in sorted(scales, key=scales.__getitem__)[:3]]
+            shortest = [
+                f"{name} {scales[name]:.2g}" for name in sorted(scales, key=scales.__getitem__)[:3]
+            ]
             place = f"{row['place_of_best']} of {row['configurations']:,}"
             yield row["setting"], row["method"], *shares, place, ", ".join(shortest)
 

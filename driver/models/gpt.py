@@ -48,6 +48,10 @@ class GPTConfig:
                 f"gpt: heads={self.heads} does not divide hidden={self.hidden}; "
                 f"use one of heads={divisors}, or another hidden."
             )
+        if not 0 <= self.dropout <= 1:
+            raise ValueError(
+                f"gpt: dropout={self.dropout:g} is not a probability; use 0 to 1, such as 0.1."
+            )
         if self.experts and self.choices > self.experts:
             raise ValueError(
                 f"gpt: choices={self.choices} experts for each token are more than "

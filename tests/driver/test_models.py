@@ -307,6 +307,7 @@ def test_values_are_read_as_numbers_words_or_text() -> None:
         ("resnet", r"'resnet' is unknown; .*gpt:.*unet:.*cnn:.*hf:.*package\.module:factory"),
         (":make", r"':make' is unknown; .*package\.module:factory"),
         ("gpt:layer=2", r"unknown key 'layer'; .*layers=2, hidden=64, heads=4.*tie=true"),
+        ("gpt:dropout=2", "dropout=2 is not a probability; use 0 to 1"),
         ("gpt:heads=5", r"heads=5 does not divide hidden=64; use one of heads=\[1, 2, 4"),
         ("gpt:layers=two", r"layers=two must be an integer"),
         ("gpt:layers=0", r"layers=0 must be positive"),
