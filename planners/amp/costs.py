@@ -106,8 +106,8 @@ def num_micro_batches(model: LayeredModel, strategy: Strategy) -> int:
     if model.batch % samples:
         raise PlanError(
             f"model '{model.name}': a batch of {model.batch} samples does not divide into "
-            f"{strategy.data} replicas with micro-batches of {strategy.micro_batch}; use a "
-            f"micro-batch size that divides {model.batch / strategy.data:g}."
+            f"{strategy.data} replicas with micro-batches of {strategy.micro_batch}; use replicas "
+            "and micro-batches whose product divides the batch."
         )
     return strategy.num_micro_batches(model.batch)
 

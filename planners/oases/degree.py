@@ -190,7 +190,8 @@ def plan_of_degrees(program: Program, space: DegreeSpace, degrees: Sequence[int]
 def _parameters(
     program: Program, space: DegreeSpace, degrees: Sequence[int], whole: str
 ) -> dict[str, str]:
-    """Shardings of the parameters over the digits, or over the axis `whole`."""
+    """Shardings of the parameters at the chosen degrees, over the digits of the tensor axis; over
+    axis `whole` unless it is empty."""
     names = {slot.value: slot.name for slot in program.arguments}
     parameters: dict[str, str] = {}
     for degree, cuts in zip(degrees, space.cuts, strict=True):
