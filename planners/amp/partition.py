@@ -188,7 +188,8 @@ class _WindowProgram:
     def solve(
         self, bound: float, *, want_cuts: bool = False
     ) -> tuple[float, tuple[int, ...] | None]:
-        """Return C(bound), infinite if infeasible, and its cuts if `want_cuts` and if feasible."""
+        """Return C(bound), the least cost if no stage takes longer than `bound`, infinite if there
+        are no such cuts; and the cuts if `want_cuts`."""
         first = self._windows(bound)
         size = len(self._ends)
         length: Ints = self._ends - first

@@ -453,7 +453,7 @@ class JointSearch:
         return rank
 
     def _simulate(self, point: JointPoint) -> None:
-        """Simulate a point and, if it is fast but does not fit, its variant in order `BALANCED`."""
+        """Simulate a point; if it does not fit but is near the best, its `BALANCED` variant too."""
         if self._is_seen(point):
             return
         self._predict(point)

@@ -41,7 +41,7 @@ def recorded_graph(
         graph, assigned = _record(root, args, kwargs)
         again, _ = _record(root, args, kwargs)
         if _code(graph) != _code(again):
-            raise Unseen("two recordings of forward with the same inputs contain different ops")
+            raise Unseen("forward calls other ops when it runs again on the same inputs")
         # What assigns buffers is recorded anew to return their values.
         if set(assigned) <= set(root.assigned):
             _compare(root, graph, [*args, *kwargs.values()], list(kwargs))
