@@ -71,7 +71,7 @@ def _check(starts: Tensor, ends: Tensor, groups: int) -> None:
 def _devices(blocks: int = 1, parts: int = 1, shards: int = 1) -> tuple[int, int]:
     """The number of devices that rows are spread over, and the number of shards of an op's rows."""
     if min(blocks, parts, shards) < 1 or (blocks * parts) % shards:
-        raise ValueError(f"{shards} shards do not divide {blocks} x {parts} blocks and parts")
+        raise ValueError(f"{shards} shards do not divide {blocks} blocks of {parts} parts of rows")
     return blocks * parts, shards
 
 
