@@ -256,7 +256,7 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none but those of every subcommand."""
+    """Add nothing: the arguments of every subcommand suffice."""
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

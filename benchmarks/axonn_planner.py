@@ -226,7 +226,7 @@ def table_of(rows: Sequence[Row]) -> Table:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none but those of every subcommand."""
+    """Add nothing: the arguments of every subcommand suffice."""
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

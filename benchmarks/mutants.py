@@ -364,9 +364,9 @@ def judge(
 ) -> Row:
     """Plant a fault in the copy, run the tests, and take it out again.
 
-    reaching: the tests that reach the line, of which as many run as fit in the limit. If there are
-    none, as for a line that runs at import, or without `reaching`, the files of the nearest tests
-    run. seconds: the duration of each test.
+    reaching: the tests that reach the line; as many run as fit in the limit. If there are none, as
+    for a line that runs at import, or without `reaching`, the files of the nearest tests run.
+    seconds: the duration of each test.
     """
     near = nearest_tests(root, mutant.path)
     tests, left = near, 0

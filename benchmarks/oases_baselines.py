@@ -174,7 +174,7 @@ SCALED = (2048, 4096)
 
 
 def figure_7(hidden: int) -> list[dict[str, Any]]:
-    """Weak scaling from a node to eight: throughput over that of a node times their number."""
+    """Weak scaling from one node to eight, as shares of linear scaling."""
     model, rows = model_of(hidden), list[dict[str, Any]]()
     for method in ("Megatron-LM", "fine_grained_recompute"):
         for cluster, step_s in step_times(model, method, preset=False).items():
@@ -219,7 +219,7 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none but those of every subcommand."""
+    """Add nothing: the arguments of every subcommand suffice."""
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def _paper_text(paper: Known) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none but those of every subcommand."""
+    """Add nothing: the arguments of every subcommand suffice."""
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

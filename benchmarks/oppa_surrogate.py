@@ -1,4 +1,4 @@
-"""What OPPA's surrogates know after a search: predicted beside true, and which settings matter.
+"""OPPA's surrogates after a search: predicted beside true values, and the settings that matter.
 
 `python benchmarks/planners.py oppa-surrogate [--json FILE] [--quick]`. Figures 4 and 7 to 10 and
 Table 3 of the paper, in its three settings (`oppa_planner.PAPER`): after 30 simulated trials, the
@@ -78,11 +78,11 @@ def surrogate(problem: str, method: str, trials: int) -> dict[str, Any]:
 
 
 def _rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
-    return float(np.asarray(spearmanr(first, second))[0])
+    return float(spearmanr(first, second).statistic)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none but those of every subcommand."""
+    """Add nothing: the arguments of every subcommand suffice."""
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

@@ -93,10 +93,14 @@ def amp_trials() -> list[str]:
     )
 
 
+def grid_text(sizes: dict[str, int]) -> str:
+    return ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
+
+
 def axonn_plans() -> list[str]:
     def rows() -> Rows:
         for row in results("axonn_planner")["rows"]:
-            grid = ",".join(f"{axis}={size}" for axis, size in row["grid"].items() if size > 1)
+            grid = grid_text(row["grid"])
             published = [str(each) for each in row["published"].values()]
             used = f"{row['utilisation_pct']:.0f}"
             yield row["model"], str(row["gpus"]), grid, str(row["kept_layers"]), used, *published
@@ -105,7 +109,7 @@ def axonn_plans() -> list[str]:
         scaling = results("axonn_planner")["strong_scaling"]
         first = scaling[0]
         for row in scaling:
-            grid = ",".join(f"{axis}={size}" for axis, size in row["grid"].items() if size > 1)
+            grid = grid_text(row["grid"])
             ideal = first["step_s"] * first["gpus"] / row["gpus"]
             yield str(row["gpus"]), grid, f"{row['step_s']:.1f}", f"{ideal / row['step_s']:.0%}"
 
@@ -166,7 +170,7 @@ def axonn_overlap() -> list[str]:
 
     def unets() -> Rows:
         for row in report["table_2"]:
-            grid = ",".join(f"{axis}={size}" for axis, size in row["grid"].items() if size > 1)
+            grid = grid_text(row["grid"])
             millions = f"{row['parameters'] / 1e6:,.0f}M"
             took, used = f"{row['time_s']:.2f}", f"{row['utilisation_pct']:.0f}"
             yield row["model"], millions, str(row["gpus"]), grid, took, used
@@ -381,7 +385,7 @@ STATES = {
     "differs": "built or measured otherwise, and how",
     "absent": "not here, and why",
 }
-"""What the tables of paragraphs say, and what it means."""
+"""States in the tables of paragraphs, and their meanings."""
 
 
 def paragraphs() -> list[str]:

@@ -438,6 +438,8 @@ version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
 local_part: Callable[[Any], torch.Tensor] = attrgetter("_local_tensor")
 """The local tensor of a DTensor itself, not a view of it."""
 
+step_hooks = attrgetter("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+"""An optimizer's own hooks before and after its steps, by key, in their order."""
 is_profiling = partial(getattr, torch.autograd.profiler, "_is_profiler_enabled", False)
 """True if a torch profiler is recording ranges."""
 

@@ -38,6 +38,7 @@ from shardweave.backends.optimizers.stand_ins import StandIns
 from shardweave.ir.capture.update.ops_seen import OwnMessagesError, is_torchs
 from shardweave.ir.capture.update.reads import Reads, Sizes, reads_of, run_step
 from shardweave.ir.notes import warn
+from shardweave.ir.torch_private import step_hooks
 
 
 class OptimizerNote(UserWarning):
@@ -85,7 +86,7 @@ def _hook_innermost(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[st
     users then run before and after the whole update. Torch runs an optimizer's own hooks between
     the global ones."""
     del args, kwargs
-    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    before, after = step_hooks(optimizer)
     if next(reversed(before), None) != _KEY:
         before.pop(_KEY, None)
         before[_KEY] = _before
@@ -178,7 +179,7 @@ def _after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _update(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
-    """Run the step of an optimizer of these parameters, all of which have gradients."""
+    """Run the step of an optimizer that has these parameters alone; each has a gradient."""
     stand_ins = StandIns(optimizer, parameters, (), [True] * len(parameters))
     run_step(stand_ins.first)
     stand_ins.give_back()

@@ -34,7 +34,7 @@ _OF_AUTOGRAD = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 
 
 _TO_THE_HOST = (Tensor.numpy, Tensor.tolist, Tensor.__array__)
-"""Functions that return values outside of torch; they return those of the full tensor."""
+"""Functions that return values outside of torch: the full tensor's."""
 
 
 class MeshTensor(DTensor):

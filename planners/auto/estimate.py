@@ -132,7 +132,7 @@ class Estimator:
         return all(device.host_bandwidth_bytes_s for device in devices)
 
     def _pieces_kept(self, point: JointPoint) -> float:
-        """Bytes that a stage keeps for its pieces, divided by those of all blocks for one piece."""
+        """A stage's kept bytes for its pieces, divided by all blocks' kept bytes for one piece."""
         in_flight = float(min(point.stages, point.micro_batches))
         if point.pipeline == "gpipe":
             in_flight = point.micro_batches

@@ -67,8 +67,8 @@ class Chain:
     gather_s[i][a][b]: seconds of the all-gather between block i with option a and block i + 1 with
     option b; not read if their degrees are equal. If the degree grows, the forward pass gathers; if
     it shrinks, the backward pass. The other pass takes a slice, which is free. starts: index of the
-    first block of each pipeline stage. With stages, costs are those of one micro-batch, kept_bytes
-    those of all micro-batches in flight, and a change of degree between stages costs nothing.
+    first block of each pipeline stage. With stages, costs are for one micro-batch, kept_bytes for
+    all micro-batches in flight, and a change of degree between stages costs nothing.
     """
 
     blocks: tuple[ChainBlock, ...]

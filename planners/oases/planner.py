@@ -47,8 +47,8 @@ def refined(
 ) -> dict[Path, Predicted]:
     """Simulate at most `most` paths, and return their predictions, the fastest that fits first.
 
-    first: a path that fits by the chain model; it is always simulated. Then come those of the
-    `TOP` best paths that fit, then paths that change one block of the fastest so far, in the order
+    first: a path that fits by the chain model; it is always simulated. Then come the `TOP` best
+    paths, as far as they fit, then paths that change one block of the fastest so far, in the order
     of the model's time. If `most` suffices, the result is a local optimum: no path that differs
     from it in one block is faster.
     """

@@ -71,11 +71,11 @@ def test_plain_gradients_equal_the_fused_kernels(
     given = options(case, dtype)
     saved = flash_attention(query, key, value, **given)  # pyright: ignore[reportArgumentType]
     grad = torch.randn_like(saved[0])
-    found = AttentionCall(query, key, value, **given).plain_backward(grad, *saved)  # pyright: ignore[reportArgumentType]
+    gradients = AttentionCall(query, key, value, **given).plain_backward(grad, *saved)  # pyright: ignore[reportArgumentType]
     is_causal = bool(given.pop("is_causal", False))
     args = (grad, query, key, value, *saved, 0.0, is_causal)
     wanted = flash_attention_backward(*args, **given)  # pyright: ignore[reportArgumentType]
-    assert_near(found, wanted, dtype)
+    assert_near(gradients, wanted, dtype)
 
 
 def test_dropout_is_refused() -> None:
