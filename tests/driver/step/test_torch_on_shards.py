@@ -118,7 +118,7 @@ class Plain(nn.Module):
 
 
 def three_steps_of_each() -> None:
-    for name, make in OPTIMIZERS.items():
+    for make in OPTIMIZERS.values():
         torch.manual_seed(0)
         model = Plain()
         step = compile_copy(model, kwargs=batch(), mesh="tensor=2")
