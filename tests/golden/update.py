@@ -14,6 +14,7 @@ from pathlib import Path
 
 from shardweave.tests.golden.cases import CASES, versions
 from shardweave.tests.golden.figures import (
+    EXPECTED,
     differences,
     load_record,
     save_record,
@@ -34,7 +35,7 @@ def main() -> None:
         write_programs()
     words = tuple(options.cases)
     chosen = [name for name in CASES if not words or name.startswith(words)]
-    before = load_record() if words else {}
+    before = load_record() if EXPECTED.exists() else {}
     record = {name: before[name] for name in CASES if name in before}
     for name in chosen:
         figures = CASES[name]()
