@@ -100,7 +100,7 @@ def holders_of(program: Program) -> dict[Key, tuple[int, ...]]:
 def _inbox(program: Program, runtime: Runtime) -> dict[int, Sequence[ExpectedMessage]]:
     """Return, by sending rank, its messages to this rank in a step, in the order it sends them."""
     expected_by_rank: dict[int, Sequence[ExpectedMessage]] = {}
-    for place, messages in coming_messages(program, runtime.place).items():
+    for place, messages in coming_messages(program).get(runtime.place, {}).items():
         expected: list[ExpectedMessage] = []
         for message in messages:
             sent = message.message

@@ -23,24 +23,24 @@ class ComingMessage:
     seen: int
 
 
-def coming_messages(program: Program, place: int) -> dict[int, list[ComingMessage]]:
-    """Map each sender's coordinate on the stage axis to the messages that coordinate `place`
-    receives from it in a step, in order."""
+def coming_messages(program: Program) -> dict[int, dict[int, list[ComingMessage]]]:
+    """Map each coordinate on the stage axis to the messages that it receives in a step, in order,
+    by the sender's coordinate. Takes time linear in the messages."""
     places = StagePlaces.of(program)
     functions = functions_of(program)
     messages = {name: function.messages for name, function in functions.items()}
-    seen: Counter[int] = Counter()
-    coming: dict[int, list[ComingMessage]] = {}
+    seen: Counter[tuple[int, int]] = Counter()
+    coming: dict[int, dict[int, list[ComingMessage]]] = {}
     for run in runs_of(program):
-        if run.at == place:
-            continue
         stage = functions[run.function].stage
         for message in messages[run.function]:
             if not message.is_sent:
-                seen[run.at] += places.source(message.other, run.micro_batch) == place
-            elif place in places.goals(run, stage, message.other):
-                arriving = ComingMessage(run, message, stage, seen[run.at])
-                coming.setdefault(run.at, []).append(arriving)
+                seen[run.at, places.source(message.other, run.micro_batch)] += 1
+                continue
+            for place in places.goals(run, stage, message.other):
+                if place != run.at:
+                    arriving = ComingMessage(run, message, stage, seen[run.at, place])
+                    coming.setdefault(place, {}).setdefault(run.at, []).append(arriving)
     return coming
 
 

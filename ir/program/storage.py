@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 
 from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, SSAValue
@@ -204,10 +204,11 @@ def later_ops(program: Program) -> set[Operation]:
     return later
 
 
-def later_reads(program: Program) -> Iterator[tuple[Operation, SSAValue]]:
-    """Yield (op after the forward pass, operand) for operands that the forward pass computed, if
-    they are not on the host."""
-    later = later_ops(program)
+def later_reads(
+    program: Program, later: Collection[Operation]
+) -> Iterator[tuple[Operation, SSAValue]]:
+    """Yield (op of `later`, operand) for operands that other ops computed, if they are not on the
+    host."""
     for op in program.ops:
         for value in op.operands if op in later else ():
             is_made = isinstance(value.owner, Operation) and value.owner not in later
@@ -217,7 +218,9 @@ def later_reads(program: Program) -> Iterator[tuple[Operation, SSAValue]]:
 
 def kept_values(program: Program) -> list[SSAValue]:
     """Results of forward ops that `later_ops` read, once per memory: the activations kept."""
-    roots = (storage_of(value, program.mesh) for _, value in later_reads(program))
+    roots = (
+        storage_of(value, program.mesh) for _, value in later_reads(program, later_ops(program))
+    )
     return list(dict.fromkeys(root for root in roots if isinstance(root, OpResult)))
 
 

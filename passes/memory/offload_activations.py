@@ -91,24 +91,25 @@ def _within(budget: int, needed: int, candidates: Iterable[_Kept]) -> list[_Kept
 
 def _offloadable(program: Program, values: str, least_bytes: int) -> list[_Kept]:
     """The values that can be offloaded, in the order in which they are made."""
-    blocks, later = blocks_of(program), set(filter(_is_backward, later_ops(program)))
+    blocks, turned = blocks_of(program), later_ops(program)
+    later = set(filter(_is_backward, turned))
     places = {op: place for place, op in enumerate(program.ops)}
     kept_anyway: set[SSAValue] = {result for op in weight_ops(program) for result in op.results}
     kept_anyway.update(_viewed(slot.value) for slot in program.results)
     reads: dict[SSAValue, list[tuple[Operation, SSAValue]]] = {}
-    for op, value in filter(lambda pair: pair[0] in later, later_reads(program)):
+    for op, value in later_reads(program, later):
         reads.setdefault(_viewed(value), []).append((op, value))
     products = list(accumulate((flops_of(op) > 0 for op in program.ops), initial=0))
     chosen: list[_Kept] = []
     for value, pairs in reads.items():
         maker, readers = value.owner, [op for op, _ in pairs]
-        if not isinstance(maker, Operation) or isinstance(maker, StartedOp):
+        if not isinstance(maker, Operation) or isinstance(maker, StartedOp) or maker in turned:
             continue
         in_blocks = set(map(blocks.of_op, readers))
         enters = values == "all" or blocks.of_op(maker) not in in_blocks
         if len(in_blocks) > 1 or None in in_blocks or not enters or value in kept_anyway:
             continue
-        early = [maker, *(op for op in _readers(value) if op not in later)]
+        early = [maker, *(op for op in _readers(value) if op not in later and not is_view(op))]
         last, first = max(places[op] for op in early), min(places[op] for op in readers)
         kept = _Kept(value, pairs, last, first)
         is_long = last < first and products[last + 1] < products[first]
@@ -204,30 +205,34 @@ class _HostCopies:
         self.places[program.return_op] = len(self.ops)
         self.blocks = blocks_of(program)
         self.ends: dict[Copy | None, int] = {}
-        """Place of the first op after the forward pass of each sub-batch."""
+        """Place of the first backward op of each sub-batch. Gathers for recomputation may run ahead
+        of it, in the forward pass."""
         self.products: dict[Copy | None, int] = {}
         """Place of the first product after the forward pass of each sub-batch."""
-        later = later_ops(program)
-        for op in filter(later.__contains__, self.ops):
-            self.ends.setdefault(copy_of(op), self.places[op])
-            if flops_of(op):
-                self.products.setdefault(copy_of(op), self.places[op])
+        for place, op in enumerate(self.ops):
+            if phase_of(op) == "backward":
+                self.ends.setdefault(copy_of(op), place)
+            if _is_backward(op) and flops_of(op):
+                self.products.setdefault(copy_of(op), place)
         self.added: list[tuple[int, int, Operation]] = []
         """New ops, each with the place that it goes before, and its order among those there."""
 
     def start(self) -> None:
         waits: dict[HostCopyOp, Operation] = {}
+        away: dict[SSAValue, int] = {}
         for copy, runs in self._runs(ToHostOp, self._left_at):
             end = self._end(copy)
             for run, until in zip(runs, [*(run[0][0] for run in runs[1:]), end], strict=True):
                 for place, op in run:
-                    ranks = 1, 0 if until > place else 2
-                    waits[op] = self._add(op, (place, until), ranks)
+                    wait = away[op.copied] = max(place, min(until, self._read_at(op)))
+                    ranks = 1, 0 if wait > place else 2
+                    waits[op] = self._add(op, (place, wait), ranks)
         for copy, runs in self._runs(ToDeviceOp, self._read_at):
             first = self.products.get(copy, len(self.ops))
             for run, begin in zip(runs, [first, *(run[0][0] for run in runs[:-1])], strict=True):
                 for place, op in run:
-                    waits[op] = self._add(op, (min(begin, place), place), (3, 4))
+                    start = max(away.get(op.value, 0), min(begin, place))
+                    waits[op] = self._add(op, (start, place), (3, 4))
         for place, _, op in sorted(self.added, key=lambda each: each[:2]):
             behind = self.ops[place] if place < len(self.ops) else self.program.return_op
             Rewriter.insert_op(op, InsertPoint.before(behind))
@@ -252,10 +257,11 @@ class _HostCopies:
 
     def _left_at(self, op: HostCopyOp) -> int:
         """The index after the last forward op that reads the copied value."""
-        end = self._end(copy_of(op))
+        end = max(self.places[op], self._end(copy_of(op)))
+        limit = min(end, self._read_at(op))
         users = [each for each in (op.value.owner, *_readers(op.value)) if each is not op]
         known = [self.places[each] for each in users if isinstance(each, Operation)]
-        return 1 + max(place for place in known if place < end)
+        return 1 + max(place for place in known if place < limit)
 
     def _read_at(self, op: HostCopyOp) -> int:
         return min((self.places[use.operation] for use in op.copied.uses), default=self.places[op])

@@ -36,6 +36,10 @@ WEIGHTS_SHARE = 0.5
 LOGITS = 2
 """Number of values of the logits' size that are live at once while the loss is computed."""
 
+MAY_FIT = 2.0
+"""Largest estimated memory of a point to simulate, as a multiple of the capacity: estimates of
+small models are up to 1.4 times the simulated memory."""
+
 FITS_SURELY = 0.8
 """Share of the memory below which a point is expected to fit, since estimates may be too low."""
 
@@ -69,6 +73,9 @@ class Estimator:
     )
     _stages: dict[tuple[ReplicaCut, int, str, float, int], float] = field(
         default_factory=dict[tuple[ReplicaCut, int, str, float, int], float]
+    )
+    _estimates: dict[JointPoint, PointEstimate] = field(
+        default_factory=dict[JointPoint, PointEstimate]
     )
 
     @property
@@ -111,25 +118,40 @@ class Estimator:
     def offloaded_bytes(self, point: JointPoint) -> float:
         """Bytes that a point's `offload` saves on the fullest stage: values of all blocks but two,
         one being read, one in flight. 0 if a device type has no bandwidth to its host."""
+        return self._away_bytes(point) * self._pieces_kept(point)
+
+    def _away_bytes(self, point: JointPoint) -> float:
+        """Bytes of a piece's values that a point's `offload` copies to the hosts of all stages."""
         values, _ = offloaded(point.offload)
-        if values == "none" or not self._has_host:
+        if values == "none" or not self._host_bytes_s:
             return 0.0
         cost = self.cost_of(point)
         sums, blocks = cost.sums, sum(cost.repeated) / point.stages
         share = recomputed_share(point, cost) if point.recompute in REPEATING else 0.0
         crossing, kept = sums["repeated crossing"], sums["repeated kept"]
         away = crossing if values == "inputs" else share * crossing + (1 - share) * kept
-        return max(0.0, 1 - 2 / max(1.0, blocks)) * away * self._pieces_kept(point)
+        return max(0.0, 1 - 2 / max(1.0, blocks)) * away
 
     def host_bytes(self, point: JointPoint) -> float:
         """Bytes of the fullest stage's optimizer states, which can be kept on the host. 0 if a
         device type has no bandwidth to its host."""
-        return self._states(point, self.cost_of(point))["optimizer"] if self._has_host else 0.0
+        return self._states(point, self.cost_of(point))["optimizer"] if self._host_bytes_s else 0.0
 
     @cached_property
-    def _has_host(self) -> bool:
+    def _host_bytes_s(self) -> float:
+        """Bandwidth of the slowest device type to its host; 0 if one has none."""
         devices = self.cluster.device_types(self.cluster.num_devices)
-        return all(device.host_bandwidth_bytes_s for device in devices)
+        return min(device.host_bandwidth_bytes_s for device in devices)
+
+    def _copies_s(self, point: JointPoint) -> tuple[float, float]:
+        """Seconds in which a device copies a step's values to its host, and in which it copies the
+        optimizer states from its host and back."""
+        values, states = offloaded(point.offload)
+        if not self._host_bytes_s or (values == "none" and not states):
+            return 0.0, 0.0
+        pieces = point.sub_batches * point.micro_batches / point.stages
+        kept = 2 * self.host_bytes(point) if states else 0.0
+        return self._away_bytes(point) * pieces / self._host_bytes_s, kept / self._host_bytes_s
 
     def _pieces_kept(self, point: JointPoint) -> float:
         """A stage's kept bytes for its pieces, divided by all blocks' kept bytes for one piece."""
@@ -147,7 +169,12 @@ class Estimator:
         return self.reader.cost(point.cut, self.reader.batch // point.pieces, point.recompute)
 
     def estimate(self, point: JointPoint) -> PointEstimate:
-        """Estimate a point. Raises ValueError if the program cannot be sharded for it."""
+        """Estimate a point, once. Raises ValueError if the program cannot be sharded for it."""
+        if point not in self._estimates:
+            self._estimates[point] = self._estimated(point)
+        return self._estimates[point]
+
+    def _estimated(self, point: JointPoint) -> PointEstimate:
         cost = self.cost_of(point)
         sums = cost.sums
         subs, micro = point.sub_batches, point.micro_batches
@@ -171,11 +198,13 @@ class Estimator:
             slot = self._slowest_share(point, cost) * (compute + exposed)
             time_s = micro * slot + (compute + exposed - slot) / self._chunks(point)
             time_s += self._between(point, cost)
-        bound_s = max(micro * least / point.stages, micro * least_inside / point.stages, sync_bound)
-        filling_s = max(bound_s, filled(least, point.stages, micro))
+        values_s, states_s = self._copies_s(point)
+        bound_s = max(micro * max(least, least_inside) / point.stages, sync_bound, values_s)
+        filling_s = max(bound_s, filled(least, point.stages, micro)) + states_s
         memory, state = self._memory(point, cost)
-        time_s += sync + self._update_s(point)
-        return PointEstimate(time_s, bound_s, filling_s, memory, state)
+        # Values travel beside compute, once each way, and states beside the update.
+        time_s = max(time_s + sync, 2 * values_s) + max(self._update_s(point), states_s)
+        return PointEstimate(time_s, bound_s + states_s, filling_s, memory, state)
 
     def _chunks(self, point: JointPoint) -> int:
         return point.chunks if point.chooses("chunks") else 1
@@ -316,7 +345,7 @@ class Estimator:
         if point.recompute in REPEATING:
             share = recomputed_share(point, cost)
             kept -= share * sums["repeated kept"]
-            kept += share * sums["repeated crossing"] * (1 if point.recompute == "layer" else 2)
+            kept += share * sums["repeated crossing"] * _crossings_kept(point)
         kept *= self._pieces_kept(point)
         kept -= self.offloaded_bytes(point)
         kept += sums["largest kept"] if point.recompute in REPEATING else 0.0
@@ -335,6 +364,15 @@ class Estimator:
             for part, _, devices in self._parts(point, size)
         ]
         return {part: sum(state[part] for state in states) for part in states[0]}
+
+
+def _crossings_kept(point: JointPoint) -> int:
+    """Values of a block that a policy of `REPEATING` keeps, in shards of the block's input:
+    `after-communication` keeps what two sums return or, if sequences are sharded, shards of them
+    and what two gathers return."""
+    if point.recompute == "layer":
+        return 1
+    return 2 + 2 * point.tensor if point.sequence_parallel else 2
 
 
 def recomputed_share(point: JointPoint, cost: PieceCost) -> float:

@@ -28,9 +28,9 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 
-from shardweave.planners.auto.estimate import FITS_SURELY, Estimator, PointEstimate
+from shardweave.planners.auto.estimate import FITS_SURELY, MAY_FIT, Estimator, PointEstimate
 from shardweave.planners.auto.evaluate import Evaluator
 from shardweave.planners.auto.reader import REPEATING
 from shardweave.planners.auto.space.point import DIMENSIONS, ORDERS, JointPoint, plainness
@@ -41,10 +41,6 @@ from shardweave.planners.plan.plan_parts import Predicted
 
 STARTS = 3
 """Number of fastest points whose neighbours are simulated, since one may be a local optimum."""
-
-MAY_FIT = 2.0
-"""Largest estimated memory of a point to simulate, as a multiple of the capacity: estimates of
-small models are up to 1.4 times the simulated memory."""
 
 LIKELY_FITS, UNSURE = 1.25, 1.15
 """Estimated memory, as a multiple of the capacity, above which a small model's point ranks last,
@@ -182,8 +178,9 @@ class JointSearch:
     def is_exact(self) -> bool:
         """True if the lower bound of each point that was not simulated exceeds the best time, also
         of points that would fit only with values of `SPARING`."""
-        lacking = any(self._lacking(dimension, is_bound=True) for dimension in SPARING)
-        return not self.stopped and not lacking and next(self._left(), None) is None
+        if self.stopped or next(self._left(), None) is not None:
+            return False
+        return not any(self._lacking(dimension, 1, is_bound=True) for dimension in SPARING)
 
     def _estimate_all(self, points: Iterable[JointPoint], *, may_wait: bool = True) -> None:
         for number, point in enumerate(points):
@@ -340,7 +337,13 @@ class JointSearch:
         recompute, while there is time. Assumes that more layers take longer, and fit if
         fewer do. These few simulations may exceed the allowed number."""
         again = [p for p, predicted in self.seen if predicted.fits and p.recompute != "none"]
+        limit_s = self.best[1].time_s if self.best else 0.0
         for point in again[:STARTS]:
+            keeping = point.with_value(recompute="none", recompute_layers=0)
+            if self.space.constraints.allows(keeping):
+                least = self.evaluator.predict(keeping)
+                if least is not None and least.time_s >= limit_s:
+                    continue
             fewer = self.space.fewer_layers(point)
             low, high = -1, len(fewer)
             while high - low > 1 and time.monotonic() <= self.deadline_s:
@@ -354,26 +357,31 @@ class JointSearch:
         simulations may exceed the allowed number."""
         sparing = Sparing(self.space, self.estimator, self.capacity)
         for dimension in SPARING:
-            for point in self._lacking(dimension)[:STARTS]:
-                for other in sparing.others(point, dimension):
+            for point in self._lacking(dimension, STARTS):
+                limit_s = self.best[1].time_s if self.best else math.inf
+                for other in sparing.others(point, dimension, limit_s):
                     if time.monotonic() <= self.deadline_s:
                         predicted = self.evaluator.predict(other)
                         if predicted is None or predicted.fits:
                             break
 
-    def _lacking(self, dimension: str, *, is_bound: bool = False) -> list[JointPoint]:
+    def _lacking(self, dimension: str, most: int, *, is_bound: bool = False) -> list[JointPoint]:
         best, sparing = self.best, Sparing(self.space, self.estimator, self.capacity)
         priced = {**self.over, **self.estimates, **self.evaluator.simulated}
-        limit_s = best[1].time_s if best else None
+        limit_s = best[1].time_s if best else math.inf
         lacking = sparing.lacking(priced, dimension, limit_s, is_bound=is_bound)
-        return [p for p in lacking if not self._is_seen(sparing.others(p, dimension)[0])]
+        return [*islice((p for p, first in lacking if not self._is_seen(first)), most)]
 
     def _decompose(self) -> None:
         """Decompose the products of the fastest points that could win if they exposed no message,
         while there is time. These few simulations may exceed the allowed number."""
         limit_s = self.best[1].time_s if self.best else 0.0
-        fitting = [(p, seen) for p, seen in self.seen if seen.fits and p.chooses("decompose")]
-        for point in [p for p, seen in fitting if seen.time_s - seen.exposed_s < limit_s][:STARTS]:
+        usual = {name: getattr(JointPoint, name) for name in ORDERS}
+        fastest: dict[JointPoint, JointPoint] = {}
+        for point, seen in self.seen:
+            if seen.fits and point.chooses("decompose") and seen.time_s - seen.exposed_s < limit_s:
+                fastest.setdefault(point.with_value(**usual), point)
+        for point in [*fastest.values()][:STARTS]:
             other = point.with_value(decompose=True)
             if time.monotonic() <= self.deadline_s and self.space.constraints.allows(other):
                 self.evaluator.predict(other)

@@ -217,7 +217,8 @@ class Weights:
         (value,), (result,) = op.operands, op.results
         start = source[result] = source[value]
         self.made_of[start].append(result)
-        if spec_of(op).view == "part" or start in self.parts:
+        is_ahead = phase_of(start) == "forward" != phase_of(op)  # unpacked by the backward pass
+        if not is_ahead and (spec_of(op).view == "part" or start in self.parts):
             self.parts.setdefault(start, []).append(op)
 
     def _needed(self, feeding: Sequence[Operation]) -> set[Operation]:

@@ -70,10 +70,10 @@ def memory_of_runs(program: Program) -> list[list[PlaceMemory]]:
         profiles[name] = _Profile(function, works[function.function], owners)
     places = StagePlaces.of(program)
     runs = runs_of(program)
-    count = program.needed_mesh().num_stages
+    coming = coming_messages(program)
     return [
-        _Rank(place, runs, profiles, places, coming_messages(program, place)).play()
-        for place in range(count)
+        _Rank(place, runs, profiles, places, coming.get(place, {})).play()
+        for place in range(program.needed_mesh().num_stages)
     ]
 
 
@@ -174,8 +174,8 @@ class _Profile:
     """Memory profile of a run of a function.
 
     takes: results of earlier functions that it reads. last: index of the op that last reads each.
-    sends, receives: stage and bytes of each message; of sent ones also those bytes that no argument
-    or result holds.
+    leaves: its results; keeps: those that one micro-batch reads. sends, receives: stage and bytes
+    of each message; of sent ones also those bytes that no argument or result holds.
     """
 
     def __init__(
@@ -185,6 +185,7 @@ class _Profile:
         self.work, self.owners = work, owners
         self.takes = {_name_of(s, stage): s for s in function.arguments if s.kind in HELD}
         self.leaves = {_name_of(s, stage): s for s in function.results}
+        self.keeps = {name: slot for name, slot in self.leaves.items() if slot.kind == "kept"}
         self.last = {
             name: work.last[work.storages[slot.value]]
             for name, slot in self.takes.items()
@@ -250,6 +251,7 @@ class _Rank:
         }
         self.readers: Counter[tuple[_Owner, int | None]] = Counter()
         self.left: set[_Name] = set()
+        self.ran: set[_Profile] = set()
         self.parts: Counter[str] = Counter()
         self.sent: dict[int, deque[int]] = {}
         self.arrived: Counter[int] = Counter()
@@ -296,12 +298,16 @@ class _Rank:
     def _leave(self, profile: _Profile, number: int | None) -> list[_Owner]:
         """Count a run's results as kept for later runs; returns the allocations that are new."""
         fresh: dict[_Owner, None] = {}
-        for name, slot in profile.leaves.items():
-            key = self._key(profile.owners[name], number)
+        # A function leaves most results in its first run alone: sums, and what it reads again.
+        again = profile in self.ran
+        self.ran.add(profile)
+        for name, slot in (profile.keeps if again else profile.leaves).items():
             if slot.kind != "kept" and name in self.left:
                 continue
+            owner = profile.owners[name]
+            key = self._key(owner, number)
             if not self.readers[key]:
-                fresh[profile.owners[name]] = None
+                fresh[owner] = None
             self.left.add(name)
             self.readers[key] += 1
         return list(fresh)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from xdsl.ir import Operation
 
-from shardweave.ir.dialects.annotations import layer_of
+from shardweave.ir.dialects.annotations import layer_of, phase_of
 from shardweave.ir.dialects.dist import ReduceScatterOp, StartedOp, WaitOp
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.blocks import blocks_of
@@ -150,3 +150,12 @@ def test_default_step_is_no_slower_than_one_that_waits_and_equals_eager(mesh: st
     times = [simulate(one, "testbed:nodes=4").time_s for one in (program, blocking)]
     assert times[0] <= times[1]
     assert_equals_eager(program, case)
+
+
+def test_views_of_weights_that_the_backward_pass_reads_stand_in_it() -> None:
+    case = captured("gpt:layers=2,hidden=16,heads=2,vocab=16,seq=8,batch=8,experts=4,choices=2")
+    plan = plan_megatron(case.program, Mesh(data=2))
+    options = {"zero": 2, "recompute": "after-communication", "recompute_in": ("h.0",)}
+    program = local_program(case.program, replace(plan, **options))
+    first = next(op for op in program.ops if phase_of(op) != "forward")
+    assert any(value.name_hint == "tangent" for value in first.operands)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from xdsl.ir import Operation, SSAValue
 
 from shardweave.backends.distributed.distributed import DistributedBackend
 from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.reference.virtual_ranks import global_argument, run_op_by_op, virtual_mesh
-from shardweave.ir.dialects.dist import ToDeviceOp, ToHostOp
+from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.dist import HOST_COPIES, ToDeviceOp, ToHostOp
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.ops.registry import flops_of
 from shardweave.ir.program.program import Program
 from shardweave.ir.program.staged import ops_of_parts
-from shardweave.ir.program.storage import kept_bytes
+from shardweave.ir.program.storage import is_view, kept_bytes
 from shardweave.ir.proof.prove import prove
 from shardweave.ir.verify.program import verify
 from shardweave.passes.notes import PassNote
@@ -34,9 +38,10 @@ from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron
 
 
 def offloaded(model: str, mesh: str, **options: Any) -> Program:
-    plan = replace(megatron(SPECS[model], mesh), **{"offload": "inputs", **options})
-    plan = with_pipeline(plan, captured(SPECS[model]).program, as_mesh(mesh))
-    return run_passes(captured(SPECS[model]).program, plan_passes(plan), mesh=mesh)
+    spec = SPECS.get(model, model)
+    plan = replace(megatron(spec, mesh), **{"offload": "inputs", **options})
+    plan = with_pipeline(plan, captured(spec).program, as_mesh(mesh))
+    return run_passes(captured(spec).program, plan_passes(plan), mesh=mesh)
 
 
 def copies(program: Program) -> list[Any]:
@@ -73,6 +78,35 @@ def test_micro_batches_of_models_are_eager_s(model: str) -> None:
         program = offloaded(model, "data=2", offload=values, pipeline=pipeline)
         assert copies(program)
         assert_equals_eager(program, captured(SPECS[model]))
+
+
+MIXTURE = "gpt:layers=2,hidden=16,heads=2,vocab=16,seq=8,batch=8,experts=4,choices=2"
+
+
+def test_experts_weights_that_both_passes_read_do_not_end_the_forward_pass() -> None:
+    options = {"zero": 2, "recompute": "after-communication", "recompute_in": ("h.0",)}
+    program = offloaded(MIXTURE, "data=2", offload="all", **options)
+    ops = list(program.ops)
+    turn = next(i for i, op in enumerate(ops) if phase_of(op) == "backward")
+    away = [i for i, op in enumerate(ops) if isinstance(op, HOST_COPIES[ToHostOp])]
+    assert len(away) > 10
+    assert max(away) < turn
+    assert any(flops_of(op) for op in ops[away[0] : turn])
+    assert_equals_eager(program, captured(MIXTURE))
+
+
+def test_backward_pass_reads_no_view_of_an_offloaded_value() -> None:
+    program = offloaded(MIXTURE, "data=2", offload="all", schedule="blocking")
+    for op in copies(program):
+        if isinstance(op, ToHostOp):
+            assert set(map(phase_of, readers(op.value))) == {"forward"}
+
+
+def readers(value: SSAValue) -> Iterator[Operation]:
+    for use in value.uses:
+        yield use.operation
+        if is_view(use.operation):
+            yield from readers(use.operation.results[0])
 
 
 def test_kernels_keep_copies() -> None:
