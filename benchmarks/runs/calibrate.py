@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     print("\n".join(f"{name:<10}x {factor:.3f}" for name, factor in found.factors.items()))
     print(
         f"mean error of the step over {found.runs} runs: {found.before:.1%} before, "
-        f"{found.after:.1%} after; {found.left_out:.1%} of a run that is left out of the fit"
+        f"{found.after:.1%} after; {found.left_out:.1%} for runs that are left out of the fit"
     )
     return 0
 

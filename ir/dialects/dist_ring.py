@@ -179,7 +179,7 @@ def borders(x: Tensor, halo: Halo, *, adds: bool) -> tuple[Tensor, Tensor]:
 def widened(
     x: Tensor, halo: Halo, previous: Tensor | None, following: Tensor | None, edge: str
 ) -> Tensor:
-    """Concatenate a shard and its neighbours' ends; None: there is no such neighbour."""
+    """Concatenate a shard and its neighbours' ends; `edge` says what replaces one that is None."""
     dim, before, after = halo
 
     def beyond(index: int, count: int) -> Tensor:

@@ -186,7 +186,7 @@ def _counts(
 
 
 def _together(program: Program) -> Iterator[tuple[str, Place]]:
-    """Check that the functions that run once at each coordinate run there one after another."""
+    """Check that nothing stands between a function's runs, if it runs once at each coordinate."""
     ended: set[str] = set()
     before = ""
     for op, run in run_ops_of(program):

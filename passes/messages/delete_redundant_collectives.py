@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class _Redundant:
     """A recomputed collective and the earlier one that gave the same values.
 
-    is_read: whether a result reaches the return, so that the earlier result must be kept.
+    is_read: whether the return depends on it, so that the earlier one's results must be kept.
     """
 
     op: DistOp

@@ -11,13 +11,13 @@ import numpy as np
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
+from shardweave.planners.amp.annealing import Annealing
 from shardweave.planners.amp.costs import BACKWARD
 from shardweave.planners.amp.memory import capacities, stage_bytes
 from shardweave.planners.amp.model import Strategy, strategies
 from shardweave.planners.amp.network import ClusterArrays, Grid
 from shardweave.planners.amp.profile import ProgramProfile, profile_program
 from shardweave.planners.amp.search import (
-    Annealing,
     Placed,
     fastest_tried,
     search_strategies,
@@ -65,15 +65,15 @@ def plan_amp(
     constraint. Source: Li et al., AMP, NeurIPS 2022; departures are in docs/planners.md.
 
     max_stages: the most pipeline stages. max_tensor: the largest tensor degree. anneal: number of
-    swaps of tensor groups tried on each of the best strategies; not exact. zero: the ZeRO stage,
-    for memory and for what replicas send. precision: a plan's precision, for the memory of the
-    optimizer. simulate: how many of the best estimates are simulated; where replicas differ in
-    speed, each also with micro-batches in proportion (`amp.shares`). The fastest of these, with its
-    simulated time, is the plan; 0 takes the best estimate. trials: how many of the best estimates
-    train on local processes instead, each for `steps` steps within `trial_limit_s` seconds and
-    ended early by `slow` (`oppa.planner.TrialOptions`). time_limit_s: seconds after which no
-    simulation or trial begins, except the first; 0: no limit. top: number of candidates that the
-    plan lists.
+    steps of AMP's annealing over strategies and domino tilings (`amp.annealing`); not exact. zero:
+    the ZeRO stage, for memory and for what replicas send. precision: a plan's precision, for the
+    memory of the optimizer. simulate: how many of the best estimates are simulated; where replicas
+    differ in speed, each also with micro-batches in proportion (`amp.shares`). The fastest of
+    these, with its simulated time, is the plan; 0 takes the best estimate. trials: how many of the
+    best estimates train on local processes instead, each for `steps` steps within `trial_limit_s`
+    seconds and ended early by `slow` (`oppa.planner.TrialOptions`). time_limit_s: seconds after
+    which no simulation or trial begins, except the first; 0: no limit. top: number of candidates
+    that the plan lists.
 
     Raises PlanError if no strategy fits, with the smallest shortfall of memory in GiB by part, if
     there is nothing to train, and if no trial runs.

@@ -7,9 +7,7 @@ proportion to their speed. The replicas of a stage are then coordinates of the s
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -17,6 +15,7 @@ import numpy as np
 
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.program import Program
+from shardweave.planners.amp.annealing import Annealing, anneal, board_of
 from shardweave.planners.amp.costs import (
     Estimate,
     StageCosts,
@@ -35,53 +34,6 @@ from shardweave.planners.plan.plan import Plan
 from shardweave.planners.plan.plan_parts import Candidate, Pipeline, PlanError
 from shardweave.planners.predict.predict import with_candidates
 from shardweave.planners.trials.trials import Deadline, RealTrials, measured
-
-
-@dataclass(frozen=True)
-class Annealing:
-    """Options of the annealing. strategies: number of the best strategies to anneal. steps: swaps
-    tried for each. seed: random seed of the swaps.
-
-    start: the initial temperature, as a share of the first placement's seconds; it falls by the
-    same factor in every step, to a hundredth.
-    """
-
-    strategies: int = 3
-    steps: int = 200
-    seed: int = 0
-    start: float = 0.02
-
-
-def anneal(grid: Grid, evaluate: Callable[[Grid], float], annealing: Annealing) -> Grid:
-    """Find a faster placement by annealing from `grid` (AMP, Sec. 6.3); never slower, and not
-    exact.
-
-    evaluate: returns the seconds of a placement, infinite if it does not fit. A swap exchanges two
-    tensor groups, which stay on one node each, as in their profile. Placements seen before are
-    looked up, so that there are at most `steps` evaluations.
-    """
-    dice = random.Random(annealing.seed)
-    groups = grid.reshape(-1, grid.shape[-1])
-    if len(groups) < 2:
-        return grid
-    current = best = list(range(len(groups)))
-    seconds = least = evaluate(grid)
-    seen = {tuple(current): seconds}
-    heat = annealing.start * seconds
-    for _ in range(annealing.steps):
-        heat *= 0.01 ** (1 / annealing.steps)
-        first, other = dice.sample(range(len(groups)), 2)
-        tried = current.copy()
-        tried[first], tried[other] = tried[other], tried[first]
-        key = tuple(tried)
-        if key not in seen:
-            seen[key] = evaluate(groups[tried].reshape(grid.shape))
-        change = seen[key] - seconds
-        if change <= 0 or dice.random() < math.exp(-change / heat):
-            current, seconds = tried, seen[key]
-        if seconds < least:
-            best, least = current, seconds
-    return np.ascontiguousarray(groups[best].reshape(grid.shape))
 
 
 @dataclass(frozen=True)
@@ -107,7 +59,7 @@ def search_strategies(
     """Price every strategy with its best cuts on Megatron's placement; returns the fastest first.
 
     Objective: seconds of a step (`estimate`). The cuts are exact for their strategy and placement.
-    annealing: also tries other placements of the best strategies, which is not exact. among: the
+    annealing: also tries domino tilings, which is not exact and never slower. among: the
     strategies to price, by default all. problem: the reason why others are left out, for the error
     message.
 
@@ -129,25 +81,13 @@ def search_strategies(
         raise PlanError(f"{_nothing_fits(model, links, grids)} {problem}".rstrip())
     placements.sort(key=lambda placed: placed.seconds)
     if annealing is not None:
-        placements[: annealing.strategies] = [
-            _annealed(placed, best_on, annealing) for placed in placements[: annealing.strategies]
-        ]
-        placements.sort(key=lambda placed: placed.seconds)
+        fastest = {placed.estimate.strategy: placed for placed in placements}
+        annealed = anneal(board_of(links), list(grids), best_on, annealing)
+        for strategy, (better, grid) in annealed.items():
+            if strategy not in fastest or better.seconds < fastest[strategy].seconds:
+                fastest[strategy] = Placed(better, grid)
+        placements = sorted(fastest.values(), key=lambda placed: placed.seconds)
     return placements
-
-
-def _annealed(
-    placed: Placed, best_on: Callable[[Strategy, Grid], Estimate | None], annealing: Annealing
-) -> Placed:
-    strategy = placed.estimate.strategy
-
-    def evaluate(grid: Grid) -> float:
-        estimated = best_on(strategy, grid)
-        return math.inf if estimated is None else estimated.seconds
-
-    grid = anneal(placed.grid, evaluate, annealing)
-    better = best_on(strategy, grid)
-    return placed if better is None or better.seconds >= placed.seconds else Placed(better, grid)
 
 
 def _nothing_fits(model: LayeredModel, links: ClusterArrays, grids: dict[Strategy, Grid]) -> str:

@@ -42,8 +42,8 @@ class Core(NamedTuple):
 
 @dataclass(frozen=True)
 class PricedUpdate:
-    """The update of a parameter as programs. on_shards: the programs on a rank's shard, before and
-    after `core`.
+    """The update of a parameter as programs. core: the part that reads the whole parameter.
+    on_shards: the programs on a rank's shard, before and after it.
 
     extra_bytes: temporaries while the update runs, besides full values or shards. joined: bytes of
     each sum, mean or norm that the ranks all-reduce.

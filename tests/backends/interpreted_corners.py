@@ -49,6 +49,25 @@ def test_region_without_inputs() -> None:
     assert_same(fused(NO_INPUTS))
 
 
+def test_sums_of_truth_values() -> None:
+    text = """
+        input %x : tensor<2x2xi1>
+        input %y : tensor<2x2xi1>
+        %a = aten.add.Tensor(%x, %y) : tensor<2x2xi1>
+        %b = aten.add.Tensor(%x, %y, alpha = false) : tensor<2x2xi1>
+        %c = aten.add.Scalar(%a, other = true) : tensor<2x2xi1>
+        %d = aten.add.Scalar(%b, other = false) : tensor<2x2xi1>
+        %e = aten.mul.Tensor(%x, %y) : tensor<2x2xi1>
+        output %a
+        output %b
+        output %c
+        output %d
+        output %e
+    """
+    x = torch.tensor([[True, True], [False, False]])
+    assert_same(fused(text), x, x.t().contiguous())
+
+
 @pytest.mark.parametrize("op", ["amax", "amin"])
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("dtype", ["i64", "i32", "ui8", "i1"])

@@ -57,9 +57,11 @@ def test_ten_best_published_strategies_give_the_published_table() -> None:
 def test_no_baseline_beats_the_exact_search() -> None:
     space = Space(setup_of("het_cluster"))
     exact = by_amp(space, 0)
-    for method in (by_uniform_stages, by_megatron, by_random_search, by_annealing):
+    for method in (by_uniform_stages, by_megatron):
         for strategy, seconds in method(space, 3).items():
             assert seconds >= exact.get(strategy, float("inf")) * (1 - 1e-9)
+    for method in (by_random_search, by_annealing):  # on other placements
+        assert min(method(space, 3).values()) >= min(exact.values())
 
 
 def test_stage_that_begins_too_early_for_its_memory_does_not_fit() -> None:
@@ -70,9 +72,9 @@ def test_stage_that_begins_too_early_for_its_memory_does_not_fit() -> None:
     assert fits(replace(problem, first=None), (0, 1, 3))
 
 
-def test_grown_setup_has_a_batch_for_its_devices() -> None:
+def test_grown_setup_keeps_table_2_s_batch() -> None:
     setup = grown(setup_of("homogeneous"), 8, 8)
-    assert (setup.cluster.num_devices, setup.model.batch) == (64, 128)
+    assert (setup.cluster.num_devices, setup.model.batch) == (64, 32)
     assert all(
         one.pipeline * one.data * one.tensor == 64 for one in strategies(setup.model, setup.cluster)
     )

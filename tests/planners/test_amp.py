@@ -1,5 +1,6 @@
 """AMP's estimates and searches: the published numbers, and the corrections one by one."""
 
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -18,16 +19,18 @@ from shardweave.benchmarks.amp_literal import literal_costs, literal_cuts
 from shardweave.benchmarks.amp_planner import DATA, estimate_runs, quality, search_s
 from shardweave.benchmarks.amp_work import LayerWork, fixed_shares
 from shardweave.planners.amp import network
-from shardweave.planners.amp.costs import corrected_costs, estimate
+from shardweave.planners.amp.annealing import Annealing, anneal, board_of, domino_grid
+from shardweave.planners.amp.costs import Estimate, corrected_costs, estimate
 from shardweave.planners.amp.memory import shortfall, stage_bytes
 from shardweave.planners.amp.model import LayeredModel, Strategy, strategies
 from shardweave.planners.amp.network import (
     ClusterArrays,
+    Grid,
     boundary_bandwidths,
     megatron_grid,
     ring_bandwidths,
 )
-from shardweave.planners.amp.search import Annealing, best_cuts, search_strategies
+from shardweave.planners.amp.search import best_cuts, search_strategies
 from shardweave.planners.cost.cluster import Cluster, DeviceType, NodeType
 from shardweave.planners.cost.links import hops_at_once
 from shardweave.planners.plan.plan_parts import PlanError
@@ -260,9 +263,7 @@ def test_cluster_too_small_in_memory_is_told_the_smallest_shortfall_by_part() ->
 def test_annealing_brings_equal_devices_together_in_a_stage() -> None:
     nodes = [node(name, devices=1) for name in ("fast", "slow", "fast", "slow")]
     plain = search_strategies(chain(), cluster(*nodes))
-    annealed = search_strategies(
-        chain(), cluster(*nodes), annealing=Annealing(strategies=20, steps=60)
-    )
+    annealed = search_strategies(chain(), cluster(*nodes), annealing=Annealing(steps=60))
     assert annealed[0].seconds < plain[0].seconds
     by_strategy = {placed.estimate.strategy: placed.seconds for placed in plain}
     for placed in annealed:
@@ -272,10 +273,48 @@ def test_annealing_brings_equal_devices_together_in_a_stage() -> None:
 
 def test_annealing_keeps_tensor_groups_within_their_node() -> None:
     setup = setup_of("het_cluster")
-    annealing = Annealing(strategies=2, steps=5)
-    for placed in search_strategies(setup.model, setup.cluster, annealing=annealing)[:2]:
+    for placed in search_strategies(setup.model, setup.cluster, annealing=Annealing(steps=50)):
         nodes = ClusterArrays.of(setup.cluster).node[placed.grid]
         assert (nodes == nodes[:, :, :1]).all()
+
+
+def test_dominoes_tile_the_board_upright_and_lying() -> None:
+    links = ClusterArrays.of(setup_of("het_cluster").cluster)
+    board, dice = board_of(links), random.Random(0)
+    assert (links.node[board] == links.node[board][0]).all()  # a column is a node
+    row, column = np.empty(16, int), np.empty(16, int)
+    row[board], column[board] = np.indices((4, 4))
+    shapes = set[tuple[int, int]]()
+    for strategy in (Strategy(8, 2, 1, 1), Strategy(4, 2, 2, 1), Strategy(2, 4, 2, 1)):
+        for _ in range(20):
+            grid = domino_grid(board, strategy, dice)
+            assert grid is not None
+            assert sorted(grid.flat) == list(range(16))
+            for stage in grid:
+                height, width = np.ptp(row[stage]) + 1, np.ptp(column[stage]) + 1
+                assert height * width == stage.size  # a rectangle without gaps
+                shapes.add((int(height), int(width)))
+            assert (column[grid] == column[grid][:, :, :1]).all()  # tensor groups are upright
+    assert shapes == {(1, 2), (2, 1), (2, 2), (2, 4), (4, 2)}
+    assert domino_grid(board, Strategy(2, 8, 1, 1), dice) is None  # eight in a row do not fit
+
+
+def test_annealing_moves_to_neighbours_with_their_best_cuts_and_records_what_it_accepts() -> None:
+    setup = setup_of("het_cluster")
+    links, among = ClusterArrays.of(setup.cluster), list(strategies(setup.model, setup.cluster))
+    tried: list[Strategy] = []
+
+    def best_on(strategy: Strategy, grid: Grid) -> Estimate | None:
+        tried.append(strategy)
+        return best_cuts(setup.model, strategy, corrected_costs(setup.model, links, strategy, grid))
+
+    accepted = anneal(board_of(links), among, best_on, Annealing(steps=60, start=1e-9))
+    assert len({s.micro_batch for s in tried}) > 2
+    assert len({(s.tensor, s.data) for s in tried}) > 4
+    times = [best.seconds for best, _ in accepted.values()]
+    assert times == sorted(times, reverse=True)  # a cold search accepts nothing slower
+    for strategy, (best, grid) in accepted.items():
+        assert best_on(strategy, grid) == best
 
 
 def test_cluster_of_two_device_types_and_three_link_speeds_is_planned() -> None:

@@ -278,13 +278,15 @@ def _resources_of_cubin(cubin: bytes) -> tuple[int, int]:
 
 
 def _spilled_by_ptxas(ptx: bytes, target: str) -> int:
-    """Return the bytes that each thread spills, as ptxas reports."""
-    tool = _tools() / ("ptxas-blackwell" if target == "sm_100" else "ptxas")
+    """Return the bytes that each thread spills, as the ptxas that Triton uses for it reports."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    tool = get_ptxas(int(target.removeprefix("sm_"))).path
     suffix = "a" if target in ("sm_90", "sm_100") else ""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_bytes(ptx)
-        command = [str(tool), "-v", f"--gpu-name={target}{suffix}", str(path), "-o", f"{path}.o"]
+        command = [tool, "-v", f"--gpu-name={target}{suffix}", str(path), "-o", f"{path}.o"]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     return sum(map(int, re.findall(r"(\d+) bytes spill stores", said)))
 

@@ -115,6 +115,8 @@ def _call(function: str) -> Write:
 def _sum(symbol: str) -> Write:
     def write(op: AtenOp, a: str, b: str) -> str:
         alpha = op.value("alpha")
+        if dtype_of_value(op.results[0]) == torch.bool:  # a sum of bits would carry over
+            return f"{a} | {b}" if alpha else a
         return f"{a} {symbol} {b}" if alpha == 1 else f"{a} {symbol} {b} * {number(alpha)}"
 
     return write
@@ -122,7 +124,9 @@ def _sum(symbol: str) -> Write:
 
 def _sum_with_other(symbol: str) -> Write:
     def write(op: AtenOp, a: str) -> str:
-        return f"{a} {symbol} {number(op.value('other') * op.value('alpha'))}"
+        number_text = number(op.value("other") * op.value("alpha"))
+        is_bool = dtype_of_value(op.results[0]) == torch.bool
+        return f"{a} {'|' if is_bool else symbol} {number_text}"
 
     return write
 

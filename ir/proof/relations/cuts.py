@@ -67,8 +67,8 @@ def merged_terms(
     """Relate a merge op (`merge_attention`). parts: the operands of its first term, then of the
     second.
 
-    Returns the merged results, partial or complete; None unless the operands of each term have the
-    same rows.
+    Returns the merged results, partial or complete; None if the rows of one term's operands are
+    sharded differently.
     """
     half = len(parts) // 2
     for term in (parts[:half], parts[half:]):

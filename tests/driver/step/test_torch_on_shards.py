@@ -99,14 +99,10 @@ OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], torch.optim.Optimizer]] = {
     "Adadelta": torch.optim.Adadelta,
     "ASGD": torch.optim.ASGD,
     "LBFGS": lambda p: torch.optim.LBFGS(p, max_iter=3),
-}
-
-NOT_ON_SHARDS: dict[str, Callable[[Iterable[Tensor]], torch.optim.Optimizer]] = {
     "SGD, fused": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
     "Adafactor": torch.optim.Adafactor,
     "Rprop": torch.optim.Rprop,
 }
-"""Optimizers that torch itself does not have for DTensors; they raise."""
 
 
 class Plain(nn.Module):
@@ -122,14 +118,10 @@ class Plain(nn.Module):
 
 
 def three_steps_of_each() -> None:
-    for name, make in (OPTIMIZERS | NOT_ON_SHARDS).items():
+    for make in OPTIMIZERS.values():
         torch.manual_seed(0)
         model = Plain()
         step = compile_copy(model, kwargs=batch(), mesh="tensor=2")
-        if name in NOT_ON_SHARDS:
-            with pytest.raises((RuntimeError, NotImplementedError)):
-                three_steps(step, make)
-            continue
         torch.manual_seed(1)
         three_steps(step, make)
         torch.manual_seed(1)
