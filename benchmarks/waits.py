@@ -172,16 +172,16 @@ def run(case: Case) -> Ended:
             "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         logs = {rank: Path(folder, f"log{rank}") for rank in range(NUM_RANKS)}
-        processes = {
-            rank: subprocess.Popen(
-                [sys.executable, __file__, case.does.get(rank, ""), folder],
-                env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.DEVNULL,
-                stderr=logs[rank].open("w"),
-            )
-            for rank in range(NUM_RANKS)
-            if case.does.get(rank) != "absent"
-        }
+        processes: dict[int, subprocess.Popen[bytes]] = {}
+        for rank in range(NUM_RANKS):
+            if case.does.get(rank) != "absent":
+                with logs[rank].open("w") as log:
+                    processes[rank] = subprocess.Popen(
+                        [sys.executable, __file__, case.does.get(rank, ""), folder],
+                        env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                        stdout=subprocess.DEVNULL,
+                        stderr=log,
+                    )
         until_s = time.monotonic() + IMPORT_LIMIT_S
         while (
             len(list(Path(folder).glob("ready*"))) < len(processes) and time.monotonic() < until_s
