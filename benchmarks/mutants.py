@@ -258,7 +258,8 @@ def importers(root: Path) -> dict[str, list[str]]:
 
 
 def nearest_tests(root: Path, path: str) -> list[str]:
-    """Test files named after a file of the package, and those that import it in fewest steps."""
+    """Test files named after a file of the package, and those that import it in fewest steps; then
+    the golden tests, which reach every folder."""
     stem = Path(path).stem
     named = sorted((root / "tests").rglob(f"test_{stem}.py"))
     level, seen, tests = [path], {path}, list[str]()
@@ -270,7 +271,9 @@ def nearest_tests(root: Path, path: str) -> list[str]:
         level = [one for one in dict.fromkeys(reached) if one not in seen]
         seen.update(level)
         tests = [one for one in level if Path(one).name.startswith("test_")]
-    return list(dict.fromkeys([*(one.relative_to(root).as_posix() for one in named), *tests]))
+    golden = sorted((root / "tests/golden").glob("test_*.py"))
+    files = [path.relative_to(root).as_posix() for path in (*named, *golden)]
+    return list(dict.fromkeys([*files[: len(named)], *tests, *files[len(named) :]]))
 
 
 def copy_of(root: Path, folder: Path) -> Path:

@@ -150,7 +150,7 @@ def _gather_once(program: Program) -> int:
 
 def _is_for_attention(op: Operation) -> bool:
     """True if an op is a collective that only attention reads, such as a gather of keys or values;
-    an op that selects the rank's heads may stand between them."""
+    other collectives and ops that select the rank's heads may stand between them."""
     return isinstance(op, CollectiveOp) and _is_for_attention_alone(op)
 
 
@@ -158,7 +158,10 @@ def _is_for_attention_alone(op: Operation) -> bool:
     readers = [use.operation for result in op.results for use in result.uses]
     return bool(readers) and all(
         is_attention(reader)
-        or (reader.name == "aten.index_select" and _is_for_attention_alone(reader))
+        or (
+            (isinstance(reader, CollectiveOp) or reader.name == "aten.index_select")
+            and _is_for_attention_alone(reader)
+        )
         for reader in readers
     )
 

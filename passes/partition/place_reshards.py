@@ -309,6 +309,7 @@ class _Placing:
     def _add(self, op: Operation) -> None:
         if self.is_made_again:
             set_phase(op, "recompute")
+        follow_makers(op)
         Rewriter.insert_op(op, InsertPoint.before(self.before))
 
 

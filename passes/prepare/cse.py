@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from xdsl.ir import Operation
 from xdsl.rewriter import Rewriter
 
-from shardweave.ir.dialects.annotations import arguments_of, phase_of
+from shardweave.ir.dialects.annotations import arguments_of, phase_of, sharding_attrs_of
 from shardweave.ir.ops.registry import is_random
 from shardweave.ir.program.program import Program
 from shardweave.passes.program_pass import PassOnProgram
 
 
 def _distinguishing(op: Operation) -> tuple[str, ...]:
-    return ("copy", "origin", "phase") if phase_of(op) == "recompute" else ("copy", "origin")
+    names = ("copy", "origin")
+    names += ("phase",) if phase_of(op) == "recompute" else ()
+    # Along dims of length 1, shards of other dims look alike.
+    is_sharded = any(dim.data for attr in sharding_attrs_of(op) or () for dim in attr.dims)
+    return (*names, "sharding") if is_sharded else names
 
 
 def merge_where_equal(

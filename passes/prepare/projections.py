@@ -139,7 +139,7 @@ def reads_of_parts(program: Program) -> Iterator[Read]:
             if taken is not None:
                 dim, start, length = taken
                 size = shape_of(op.operands[0])[dim]
-                if not size % length and not start % length:
+                if length and not size % length and not start % length:
                     yield Read(op, Place(op.operands[0], dim, size // length), start)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shardweave.backends.distributed.cuda_graph import GraphedStep
 from shardweave.backends.distributed.distributed import DistributedBackend
+from shardweave.backends.distributed.emitted_runner import EmittedRunner
 from shardweave.backends.programs import Key
 
 RUNTIME = SimpleNamespace(device=torch.device("cuda"))
@@ -116,3 +117,13 @@ def test_graph_of_a_step_that_sends_messages_is_refused() -> None:
     program: Any = None
     with pytest.raises(ValueError, match="CUDA graphs with collectives are not supported"):
         backend.load(program)
+
+
+def test_graph_gets_no_gradients_to_add_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner: Any = EmittedRunner.__new__(EmittedRunner)
+    seen: list[Key] = []
+    runner._parts = SimpleNamespace(pad=lambda given: None, unpad=lambda results: None)
+    runner._graphed = lambda runtime, given: seen.extend(given) or {}
+    monkeypatch.setattr(EmittedRunner, "runtime", None, raising=False)
+    runner.results_of({GRAD: torch.ones(1), INPUT: torch.ones(1)})
+    assert seen == [INPUT]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from math import inf, nan
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardweave.backends.distributed import in_flight
 from shardweave.backends.distributed.in_flight import all_reduce_in_place
 from shardweave.backends.distributed.runtime import Runtime
 from shardweave.backends.reference.reference import run_reference
@@ -247,3 +250,12 @@ def test_maximum_over_ranks_keeps_nan_of_each() -> None:
     for tensors in (found, other):
         for tensor, wanted in zip(tensors, expected, strict=True):
             torch.testing.assert_close(tensor, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+def test_sums_of_large_tensors_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[str] = []
+    work = SimpleNamespace(wait=lambda: waits.append("large"))
+    monkeypatch.setattr(in_flight.dist, "all_reduce", lambda *args, **options: work)
+    group: Any = SimpleNamespace(process_group=None)
+    all_reduce_in_place([torch.zeros(in_flight.SMALL_BYTES)], group)
+    assert waits == ["large"]

@@ -212,3 +212,10 @@ def test_too_much_shared_memory_is_said() -> None:
 def test_unknown_target_is_refused() -> None:
     with pytest.raises(ValueError, match=r"target 'sm_1' is unknown; use some of sm_75"):
         parse_target("sm_1")
+
+
+def test_targets_name_the_maker_the_chip_and_the_threads_that_run_together() -> None:
+    from triton.backends.compiler import GPUTarget
+
+    assert parse_target("sm_90") == GPUTarget("cuda", 90, 32)
+    assert parse_target("gfx942") == GPUTarget("hip", "gfx942", 64)

@@ -64,6 +64,12 @@ def double_(x: Tensor) -> None:
     x.mul_(2)
 
 
+seen = torch.library.Library(OPS, "FRAGMENT")
+seen.define("seen(Tensor(a) x) -> Tensor(a)")
+seen.impl("seen", lambda x: x.view(x.shape), "CompositeExplicitAutograd")
+torch.library.register_fake(f"{OPS}::seen", lambda x: x.view(x.shape), lib=seen)
+
+
 @_op("bare")
 def bare(x: Tensor) -> Tensor:
     return 2 * x
@@ -129,6 +135,10 @@ def test_op_with_a_rule_is_sharded_read_back_proved_and_emitted() -> None:
     [
         (noise, r"noise draws random numbers in a way.*draw by torch\.rand"),
         (_doubled, r"double_\.default changes an argument in place; let the op return a new"),
+        (
+            lambda x: x + torch.ops.shardweave_tests.seen(x.detach()),
+            r"let the op return a new tens",
+        ),
         (bare, r"no fake impl.*use `bare\.register_fake`"),
         (lambda x: total_and_rows(x)[1][:, None] * x, r"no autograd formula.*register_autograd"),
     ],

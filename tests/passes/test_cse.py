@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardweave.passes.pipeline import run_passes
+from shardweave.passes.prepare.cse import CsePass
 from shardweave.tests.ir_text import assert_lines, assert_passes_to, lines, step
 
 
@@ -132,3 +133,17 @@ def test_op_of_several_results_is_merged_result_by_result() -> None:
         func.return %a, %i : tensor<4xf64>, tensor<4xi64>
         """,
     )
+
+
+def test_ops_whose_results_are_sharded_along_other_dims_stay_two() -> None:
+    text = """
+        input %x : tensor<1x1xf64>
+        %a = aten.neg(%x) {sharding = [#dist.sharding<[{"micro"}, {}]>]} : tensor<1x1xf64>
+        %b = aten.neg(%x) {sharding = [#dist.sharding<[{}, {"micro"}]>]} : tensor<1x1xf64>
+        %c = aten.neg(%x) {sharding = [#dist.sharding<[{}, {"micro"}]>]} : tensor<1x1xf64>
+        %d = aten.add.Tensor(%a, %b) : tensor<1x1xf64>
+        %e = aten.add.Tensor(%d, %c) : tensor<1x1xf64>
+        output %e
+        """
+    CsePass().run(program := step(text))
+    assert sum(op.name == "aten.neg" for op in program.ops) == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from xdsl.ir import Operation
@@ -9,7 +11,9 @@ from xdsl.ir import Operation
 from shardweave.backends.reference.reference import run_reference
 from shardweave.benchmarks.runs.policies import POLICIES as FOREIGN
 from shardweave.ir.dialects.annotations import phase_of
+from shardweave.ir.dialects.aten import AtenOp
 from shardweave.ir.dialects.types import num_bytes, tensor_type_of
+from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.ops.registry import flops_of, is_attention
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
@@ -17,6 +21,8 @@ from shardweave.ir.program.storage import kept_bytes, kept_values
 from shardweave.passes.memory.rematerialize import recompute
 from shardweave.passes.pipeline import PassError, run_passes
 from shardweave.planners.cost.memory import peak_memory
+from shardweave.planners.lowering.lower import local_program
+from shardweave.planners.megatron.planner import plan_megatron
 from shardweave.tests.ir_text import assert_lines, lines, random_values, step
 from shardweave.tests.passes.steps import blocks, order
 from shardweave.tests.zoo import SPECS, assert_equals_eager, captured, megatron, partitioned
@@ -343,3 +349,12 @@ def test_recomputing_twice_is_refused() -> None:
     assert str(error.value) == (
         "pass 'rematerialize': the program recomputes activations already; run rematerialize once only."
     )
+
+
+def test_keys_gathered_in_two_steps_are_not_taken_for_recomputation() -> None:
+    case = captured("gpt:layers=2,hidden=16,heads=2,vocab=16,seq=8,batch=4")
+    plan = plan_megatron(case.program, Mesh.parse("context=2,tensor=4"), sequence_parallel=True)
+    program = local_program(case.program, replace(plan, recompute="after-communication"))
+    again = (op for op in program.ops if phase_of(op) == "recompute")
+    assert any(isinstance(op, AtenOp) for op in again)
+    assert_equals_eager(program, case)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from xdsl.ir import Operation
 
 from shardweave.ir.dialects.annotations import layer_of, phase_of
 from shardweave.ir.dialects.types import shape_of
@@ -226,3 +227,13 @@ def test_loss_that_reads_the_parameters_themselves_equals_eager(recompute: str) 
     assert_equals_eager(
         local_program(case.program, replace(plan, zero=3, recompute=recompute)), case
     )
+
+
+def test_views_of_weights_that_are_gathered_again_belong_to_the_backward_pass() -> None:
+    case = captured("gpt:layers=2,hidden=16,heads=2,vocab=16,seq=8,batch=8,experts=4,choices=2")
+    program = local_program(
+        case.program, replace(plan_megatron(case.program, Mesh(data=2)), zero=3)
+    )
+    forward = (op for op in program.ops if phase_of(op) == "forward")
+    makers = (value.owner for op in forward for value in op.operands)
+    assert all(phase_of(maker) == "forward" for maker in makers if isinstance(maker, Operation))

@@ -11,6 +11,7 @@ from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program
 from shardweave.planners.lowering.lower import local_program
 from shardweave.planners.lowering.other_shapes import FittedPlan, fit_plan
+from shardweave.planners.lowering.other_shapes import _with_other_layers as with_other_layers
 from shardweave.planners.plan.plan import Plan
 
 MESH = Mesh(data=2, tensor=2)
@@ -101,3 +102,10 @@ def test_input_that_the_plan_keeps_whole_stays_so_without_a_note() -> None:
     found = fit_plan(whole, program(3), MESH, {("param", "up.weight"): Sharding.replicated(2)}, [])
     assert found.notes == []
     assert found.plan.parameters["up.weight"] == "[{}, {}]"
+
+
+def test_layer_that_no_stage_names_joins_the_stage_of_its_module() -> None:
+    text = str(program(4)).replace('layer = "up"', 'layer = "a.up"')
+    text = text.replace('layer = "down"', 'layer = "a.down"').replace('"down.w', '"a.down.w')
+    stages = (("a.up",), ("rest",))
+    assert with_other_layers(Program.parse(text), stages) == (("a.up", "a.down"), ("rest",))

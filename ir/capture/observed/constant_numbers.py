@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partialmethod
 from typing import Any
 from unittest import mock
 from weakref import WeakValueDictionary
@@ -32,6 +33,9 @@ _MOST = 4096
 
 REAL = "real"
 """Key in a node's `meta` of the real tensor that the node reads, if that is a constant."""
+
+READ = "read"
+"""Key in a node's `meta` if tracing read the node's value, or one computed from it."""
 
 _READ: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
 
@@ -59,10 +63,9 @@ class Deterministic(TorchDispatchMode):
 def constant_numbers(model: nn.Module) -> Iterator[None]:
     """Let dynamo evaluate `item()` and `tolist()` of tensors that depend on no input, in the
     context."""
-    call = TensorVariable.call_method
     owned = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
 
-    def called(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def called(self: Any, call: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         is_read = name in ("item", "tolist") and not args and not kwargs
         for read in self.as_proxy().node.graph.find_nodes(op="get_attr") if is_read else ():
             real = tx.output.nn_modules.get(read.target)
@@ -75,7 +78,11 @@ def constant_numbers(model: nn.Module) -> Iterator[None]:
             return ConstantVariable.create(value.item())
         return type(self).build(tx, value.tolist())
 
-    with mock.patch.object(TensorVariable, "call_method", called):
+    with contextlib.ExitStack() as patches:
+        for kind in (TensorVariable, *TensorVariable.__subclasses__()):  # arrays of numpy too
+            if "call_method" in vars(kind):
+                method = partialmethod(called, kind.call_method)
+                patches.enter_context(mock.patch.object(kind, "call_method", method))
         yield
 
 
@@ -98,6 +105,8 @@ def constant_value(node: fx.Node) -> Tensor | None:
                 )
     except _Random:
         return None
+    for each in path:
+        each.meta[READ] = True
     result = values[node]
     return result if isinstance(result, Tensor) else None
 

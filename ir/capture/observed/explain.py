@@ -39,6 +39,10 @@ _REMEDIES = (
     ("sparse", SPARSE_REMEDY),
     ("nested", NESTED_REMEDY),
     ("linalg_lstsq", "write torch.linalg.pinv(A) @ B, whose shape does not depend on A's rank"),
+    (
+        "alias annotations",
+        "let the op return a new tensor (y.clone()), and take the annotation out of its schema",
+    ),
     ("no autograd formula", "give the op one: op.register_autograd(..), of ops that are traced"),
     (
         "support running with fake tensors",
@@ -110,7 +114,7 @@ def explained(
     if wrong is not None:
         said = wrong[1].replace("immutable_dict", "dict").replace("immutable_list", "list")
         return CaptureError(f"{site}: forward raises TypeError: {said}")
-    if "unbacked symbols" in text:
+    if "unbacked symbols" in text or "Size-like symbols: u" in text:
         return CaptureError(f"{site}: {_SHAPE}{_of_experts(site)}.")
     if "data-dependent expression" in text:
         return CaptureError(f"{site}: {_NUMBER}; {_number_remedy(error, site)}.")
@@ -125,7 +129,9 @@ def explained(
     if remedy == _ELSE and in_python is not None and str(in_python):
         site = later if later.file else site
         why += f", and run by Python: {' '.join(str(in_python).split())[:300]}"
-    return CaptureError(f"{site}: torch could not trace the model: {first}{why}; {remedy}.")
+    # torch's further sentences are hints for its own developers.
+    said = first.partition(". ")[0]
+    return CaptureError(f"{site}: torch could not trace the model: {said}{why}; {remedy}.")
 
 
 def _in_python(site: Site, error: Exception | None) -> tuple[Site, CaptureError | None]:

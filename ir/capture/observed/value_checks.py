@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from shardweave.ir.capture.observed.constant_numbers import READ
 from shardweave.ir.capture.site import TORCH
 from shardweave.ir.torch_private import (
     InstructionTranslator,
@@ -121,11 +122,14 @@ _ENDS = ("RERAISE", "CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT")
 
 
 def drop_unread_numbers(graph: torch.fx.Graph) -> None:
-    """Remove Python numbers that a graph reads out of tensors only for checks, and torch's own
-    assertions on their range."""
+    """Remove Python numbers that a graph reads out of tensors only for checks, torch's own
+    assertions on their range, and constants of which tracing needed the numbers only."""
     for node in reversed(graph.nodes):
         example = node.meta.get("example_value")
         is_number = isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool)
         is_range = node.target is torch.ops.aten._assert_scalar.default
-        if (is_number or is_range) and not node.users and node.op.startswith("call"):
+        is_unread = (is_number or is_range) and node.op.startswith("call")
+        if (is_unread or READ in node.meta) and not node.users:
             graph.erase_node(node)
+            if node.op == "get_attr" and not graph.find_nodes(op="get_attr", target=node.target):
+                delattr(graph.owning_module, str(node.target))

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
@@ -83,6 +84,7 @@ class CallRecorder(TorchFunctionMode):
         elif name in _REFUSED:
             raise Unseen(f"`{name}` is not recorded")
         leaves, tree = pytree.tree_flatten((args, kwargs))
+        leaves = [leaf.item() if isinstance(leaf, np.generic) else leaf for leaf in leaves]
         self.is_inside = True
         try:
             fakes = [self._fake(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -122,12 +124,15 @@ class CallRecorder(TorchFunctionMode):
         node.meta["example_value"] = fake
 
     def _write(self, func: Any, leaves: list[Any], tree: Any, result: Any) -> None:
-        """Record a call, unless all its results are Python constants."""
+        """Record a call, unless all its results are Python constants, or objects made of such."""
         results = pytree.tree_leaves(result)
         if result is not None and all(isinstance(value, _PLAIN) for value in results):
             return
         values = [self.nodes[id(leaf)] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         is_plain = all(isinstance(value, (fx.Node, *_PLAIN)) for value in values)
+        is_of_tensors = any(isinstance(value, Tensor) for value in (*leaves, *results))
+        if not is_of_tensors and (result is not None or not is_plain):
+            return  # such as a range of torch.profiler, and its end
         if is_plain:
             args, kwargs = pytree.tree_unflatten(values, tree)
             kind, target = _target(func)

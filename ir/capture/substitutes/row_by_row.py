@@ -32,8 +32,10 @@ def tried_by_row(node: fx.Node, computed: set[fx.Node], num_dims: int) -> bool |
     samples: dict[fx.Node, Tensor] = {}
     for operand in node.all_input_nodes:
         value: Any = operand.meta.get("example_value")
+        if not isinstance(value, Tensor):
+            return None
         shape = value.shape[1:] if operand in computed else value.shape
-        if not isinstance(value, Tensor) or not all(isinstance(size, int) for size in shape):
+        if not all(isinstance(size, int) for size in shape):
             return None
         lead = (
             (_SAMPLE, *[1] * (len(shape) - 1), *shape[-1:]) if operand in computed else shape[-1:]

@@ -101,3 +101,20 @@ def test_fused_projection_by_a_convolution_is_planned_for_any_number_of_heads(he
     loss.backward()
     torch.testing.assert_close(step(x).detach(), loss.detach())
     torch.testing.assert_close(step.full_gradients()["qkv.weight"], eager.qkv.weight.grad)
+
+
+class _NoRows(nn.Module):
+    """A linear map of a batch, and of none of its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6, dtype=F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).square().mean() + self.linear(x[:0]).sum()
+
+
+def test_slice_without_rows_is_planned_and_exact() -> None:
+    model, x = _NoRows(), torch.randn(8, 6, dtype=F64)
+    step = compile_copy(model, (x,), mesh="tensor=2", backend="reference")
+    torch.testing.assert_close(step(x).detach(), model(x).detach())

@@ -79,12 +79,14 @@ def test_rows_that_a_mask_names_are_written_as_in_eager(name: str) -> None:
     ("function", "expected"),
     [
         (lambda self, x: self.linear(x)[x > 0].sum(), "shape of this result depends on the data"),
+        (lambda self, x: self.linear(x).sum() / (len(x[x > 0]) + 1), "shape of this result"),
+        (lambda self, x: F.mse_loss(self.linear(x)[x > 0], x[x > 0]), "shape of this result"),
         (
             lambda self, x: (y := self.linear(x), _set(y, x[:, 0] > 0, y[:2]))[0].sum(),
             "one row for each True in a mask",
         ),
     ],
-    ids=["filter", "rows-in-turn"],
+    ids=["filter", "number-of-rows", "loss-of-rows", "rows-in-turn"],
 )
 def test_true_filtering_is_refused_with_the_static_form(function: Any, expected: str) -> None:
     model = Model(lambda self, x: function(self, x))

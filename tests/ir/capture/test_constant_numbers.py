@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ def _written(x: Tensor) -> Any:
         lambda x: torch.tensor([[1, 2], [3, 4]]).tolist()[1][0],
         lambda x: torch.linspace(0, 1, 3).sum().item(),
         lambda x: 2 if torch.tensor(3).item() > 2 else 1,
+        lambda x: int(np.prod(x.shape)),
+        lambda x: np.max([1, 2]).item(),
     ],
 )
 def test_number_of_a_constant_is_a_value(number: Number) -> None:
@@ -43,8 +46,13 @@ def test_number_of_a_constant_is_a_value(number: Number) -> None:
 
 @pytest.mark.parametrize(
     "number",
-    [lambda x: x.sum().item(), lambda x: torch.rand(1).item(), lambda x: x.long().tolist()[0][0]],
-    ids=["data", "drawn", "list"],
+    [
+        lambda x: x.sum().item(),
+        lambda x: torch.rand(1).item(),
+        lambda x: x.long().tolist()[0][0],
+        lambda x: float(x.detach().numpy().sum()),
+    ],
+    ids=["data", "drawn", "list", "array"],
 )
 def test_number_of_data_or_of_a_draw_is_refused(number: Number) -> None:
     model = Model(lambda self, x: (self.linear(x) * number(x)).square().sum())
@@ -93,3 +101,18 @@ def test_number_that_could_change_unseen_is_refused(function: Any, expected: str
     model = Model(function, number=torch.tensor(3))
     with pytest.raises(CaptureError, match=rf"test_constant_numbers\.py:\d+.*{expected}"):
         capture(model, rows())
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda self: 2 if self.numbers[0] > 1 else 3,
+        lambda self: 2 if self.numbers[0].any() else 3,
+        lambda self: len(range(self.numbers[0])),
+    ],
+)
+def test_branches_on_a_constant_of_the_module_leave_none_of_it_behind(number: Any) -> None:
+    model = Model(lambda self, x: (self.linear(x) * number(self)).sum(), numbers=[torch.tensor(2)])
+    (x,) = rows()
+    step = compile_copy(model, (x,), mesh="data=2", backend="reference")
+    torch.testing.assert_close(step(x).detach(), model(x).detach())

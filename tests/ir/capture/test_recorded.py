@@ -86,6 +86,11 @@ def _here(y: Tensor) -> Tensor:
         return y + torch.arange(4)
 
 
+def _in_range(y: Tensor) -> Tensor:
+    with torch.profiler.record_function("doubled"):
+        return y * 2
+
+
 FORWARD: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "device": lambda self, y: _here(y),
     "variable": lambda self, y: y + Variable(torch.ones(4)) * Variable(y),
@@ -95,6 +100,8 @@ FORWARD: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "state": lambda self, y: _state(self, unfollowed(y)),
     "in place": lambda self, y: _in_place(self, unfollowed(y)),
     "functions": lambda self, y: _functions(self, unfollowed(y)),
+    "range": lambda self, y: _in_range(unfollowed(y)),
+    "numpy's numbers": lambda self, y: unfollowed(y) * np.float64(2.5),
 }
 
 
