@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from shardweave.benchmarks.amp_data import DATA, read_measured, setup_of
 from shardweave.benchmarks.amp_planner import estimate_runs
 from shardweave.benchmarks.axonn_overlap import as_printed
 from shardweave.benchmarks.axonn_planner import OPTIONS, gpt_model
+from shardweave.benchmarks.axonn_rivals import deepened
 from shardweave.benchmarks.oases_baselines import block_times, blocking_chain, figure_4, gains
 from shardweave.benchmarks.oases_data import BUDGET_BYTES, model_of
 from shardweave.benchmarks.papers import PAPERS
@@ -113,6 +115,25 @@ def test_oases_is_ahead_of_each_baseline_in_figure_4_s_fourteen_bars() -> None:
     kept = [row for row in rows if row["hidden"] == 12288]
     for found, row in zip(figure_4([model_of(12288)]), kept, strict=True):
         assert found["rates"] == pytest.approx(row["rates"])
+
+
+def test_axonn_is_ahead_of_both_rivals_simulated_alike_at_all_five_sizes() -> None:
+    ours, rows = results("axonn_planner")["rows"], results("axonn_rivals")["rows"]
+    assert [row["model"] for row in rows] == [row["model"] for row in ours]
+    for row, beside in zip(ours, rows, strict=True):
+        assert set(beside["rivals"]) == {"Megatron-LM", "ZeRO-3"}
+        for rival in beside["rivals"].values():
+            assert math.prod(rival["mesh"].values()) == row["gpus"]
+            assert row["utilisation_pct"] > rival["utilisation_pct"]
+
+
+def test_megatron_s_plan_of_a_rival_fits_with_the_fewest_stages() -> None:
+    cluster = find_cluster("perlmutter:nodes=16")
+    kept = results("axonn_rivals")["rows"][0]["rivals"]["Megatron-LM"]
+    assert deepened("GPT-5B", {"pipeline": 1, "data": 64, "tensor": 1}, 1, cluster) is None
+    again = deepened("GPT-5B", kept["mesh"], kept["micro_batch"], cluster)
+    assert again is not None
+    assert again["step_s"] == pytest.approx(kept["step_s"])
 
 
 def test_equation_10_as_printed_does_not_rank_the_fastest_grid_of_figure_7_first() -> None:
