@@ -23,7 +23,7 @@ from shardweave.driver.models.models import build_example
 from shardweave.ir.mesh.mesh import Mesh
 from shardweave.ir.program.blocks import blocks_of
 from shardweave.ir.program.program import Program
-from shardweave.ir.verify.program import check
+from shardweave.ir.verify.program import VerifyError, check
 from shardweave.planners.auto.estimate import Estimator
 from shardweave.planners.auto.plans import PlanMaker
 from shardweave.planners.auto.reader import CostReader, Depths
@@ -187,9 +187,12 @@ def use_point(text: str, folder: Path) -> None:
     cluster = find_cluster(case["cluster"])
     staged = with_pipeline(plan, program, Mesh(**plan.mesh))
     priced = local_program(program, staged)
-    check(priced)
     step = sw.run_passes(program.clone(), plan_passes(staged))
-    check(step)
+    for made in (priced, step):
+        try:
+            check(made)
+        except VerifyError as error:
+            raise WrongError(f"a plan gives an invalid program: {error}") from error
     if str(step) != str(priced):
         raise WrongError("what is priced is another program than what runs")
     found = predicted_of(simulate_step(priced, cluster, precision=plan.precision))

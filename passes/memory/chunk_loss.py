@@ -348,6 +348,8 @@ class _Chunks:
             factors = [ordered({*x, *y}) for x, y in zip(factors, own, strict=True)]
         if sum(map(len, factors)) > 1:
             raise _CannotCutError(op, "has the rows of the logits in two of its dims")
+        if any(cut and factor.reach for factor, cut in zip(rule.factors, factors, strict=True)):
+            raise _CannotCutError(op, "reads rows of other chunks, as a convolution does")
         return factors
 
     def _parts(self, rule: Rule, dims: Dims, value: SSAValue) -> Iterator[tuple[int, int]]:

@@ -24,10 +24,11 @@ from shardweave.tests.golden.programs import FOLDER
 
 UNSURE = re.compile(
     r"\bin \d{1,3}(\.\d+)? (s|ms|us)\b|(?<=x\.html )\(.*\)|(?<=\.step )\(.*\)"
+    r"|(?<=\bstep\.mlir )\(.*\)|(?<=\bx\.mlir )\(.*\)"
     r"|error \d\.\d+e-\d+( \(in \S+\))?"
 )
-"""Measured seconds, sizes of packed files, and rounding errors: these differ between machines and
-runs."""
+"""Measured seconds, sizes of packed files and of files with locations, and rounding errors: these
+differ between machines and runs."""
 
 PACKED = re.compile(r"\bH4sI[A-Za-z0-9+/=]{40,}")
 """Data of a page, as base64 of gzip."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,16 @@ DIGITS = 8
 """Significant digits of recorded numbers: another machine's mathematical functions may differ in
 the last bits."""
 
+_FOLDER = re.compile(r"""[^\s"'(]*/(?=driver/models/\w+\.py)""")
+"""Where the package lies, in a location."""
+
 Figures = Mapping[str, Any]
 
 
 def text_of(value: Any) -> str:
-    """Write a figure as text, floats with `DIGITS` digits."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(_rounded(value), indent=1, default=str)
+    """Write a figure as text, floats with `DIGITS` digits, source files by their path here."""
+    text = value if isinstance(value, str) else json.dumps(_rounded(value), indent=1, default=str)
+    return _FOLDER.sub("", text)
 
 
 def _rounded(value: Any) -> Any:

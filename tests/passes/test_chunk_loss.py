@@ -267,3 +267,25 @@ def test_logits_that_are_returned_are_not_cut(results: str, message: str) -> Non
     """
     with pytest.raises(PassError, match=message):
         run_passes(step(text, "data=2"), "propagate-shardings,chunk-loss{chunks=2}")
+
+
+class Denoiser(nn.Module):
+    """A model whose last product reads the neighbours of each pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Conv2d(3, 3, 3, padding=1, dtype=torch.float64)
+
+    def forward(self, x: Tensor, noise: Tensor) -> Tensor:
+        return F.mse_loss(self.out(x), noise)
+
+
+def test_images_are_cut_into_samples_and_not_between_neighbours() -> None:
+    for batch, can in ((4, True), (1, False)):
+        x = torch.randn(batch, 3, 4, 4, dtype=torch.float64)
+        program = capture(Denoiser(), kwargs={"x": x, "noise": x.flip(2)})
+        if can:
+            assert chunked(program, "data=1", 2).needed_mesh().time_names == ()
+        else:
+            with pytest.raises(PassError, match="reads rows of other chunks, as a convolution"):
+                chunked(program, "data=1", 2)
