@@ -20,6 +20,7 @@ from shardweave.ir.dialects.attributes import ShardingAttr
 from shardweave.ir.dialects.dist import RecvOp, SendOp, is_copied_back, is_on_host
 from shardweave.ir.dialects.kernel import FusedOp
 from shardweave.ir.dialects.types import shape_of, tensor_type_of, with_shape
+from shardweave.ir.mesh.placement import Sharding
 from shardweave.ir.program.program import Program, Slot
 from shardweave.ir.program.staged import (
     HELD,
@@ -102,19 +103,22 @@ def _messages(reads: Mapping[str, _Read]) -> Iterator[tuple[str, Place]]:
         yield f"@{name}: nobody receives {_named(key)}; add a dist.recv of that name.", op
 
 
-def _form(value: SSAValue, read: _Read) -> tuple[object, ShardingAttr | None]:
-    """Type and sharding of a value; for a kernel's result, of the value that the kernel yields."""
+def _form(value: SSAValue, read: _Read) -> tuple[object, ShardingAttr]:
+    """Type and sharding of a value; for a kernel's result, of the value that the kernel yields.
+    Without a noted sharding a value is replicated."""
     while isinstance(value, OpResult) and isinstance(value.op, FusedOp):
         value = value.op.yielded[value.index]
     if isinstance(value, OpResult):
         attributes = sharding_attrs_of(value.op)
-        return value.type, attributes[value.index] if attributes else None
-    slots = {slot.value: slot for slot in read.function.arguments}
-    return value.type, slots[value].sharding_attr
+        noted = attributes[value.index] if attributes else None
+    else:
+        noted = {slot.value: slot for slot in read.function.arguments}[value].sharding_attr
+    shape = shape_of(value)
+    return value.type, noted or ShardingAttr.of(Sharding.replicated(len(shape)), shape)
 
 
-def _text(form: tuple[object, ShardingAttr | None]) -> str:
-    return f"{form[0]} in {form[1] or 'no shards'}"
+def _text(form: tuple[object, ShardingAttr]) -> str:
+    return f"{form[0]} in {form[1]}"
 
 
 def _named(key: Message) -> str:

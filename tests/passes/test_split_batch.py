@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from shardweave.ir.mesh.mesh import Axis
+from shardweave.ir.mesh.mesh import Axis, Mesh
 from shardweave.passes.pipeline import PassError, run_passes
+from shardweave.planners.lowering.plan_passes import plan_passes
+from shardweave.planners.megatron.planner import plan_megatron
+from shardweave.planners.plan.plan_parts import Pipeline
 from shardweave.tests.ir_text import assert_same_values, lines, shardings, step
+from shardweave.tests.zoo import SPECS, assert_equals_eager, captured
 
 LOCAL = "split-addmm,add-pending-sums,propagate-shardings,insert-collectives"
 
@@ -162,3 +168,24 @@ def test_what_a_plan_cuts_further_keeps_the_sub_batches_of_the_inputs() -> None:
     assert '{"data", "batch", "spare"}' in first
     assert '{"data", "batch"}' in second
     assert_same_values(before, run_passes(after, f"{LOCAL},unroll-time-axes"))
+
+
+@pytest.mark.slow
+def test_replicated_values_of_sub_batches_cross_stages() -> None:
+    """T5's mask has no sharding of its own where a stage passes it on."""
+    stages = (
+        ("encoder.embed_tokens", "encoder.block.0"),
+        ("encoder.block.1", "encoder.final_layer_norm", "decoder.embed_tokens"),
+        ("decoder.block.0",),
+        ("decoder.block.1", "decoder.final_layer_norm", "lm_head"),
+    )
+    model = captured(SPECS["t5"])
+    mesh = Mesh(pipeline=4, data=2)
+    plan = replace(
+        plan_megatron(model.program, mesh),
+        zero=3,
+        batch_split=2,
+        recompute="after-products",
+        pipeline=Pipeline(stages, micro_batches=2),
+    )
+    assert_equals_eager(run_passes(model.program.clone(), plan_passes(plan)), model)
