@@ -62,10 +62,9 @@ class SharedTraces:
             return trace(model, args, kwargs, kind, form)
         if key not in self.traces:
             file = self.folder / key
-            if file.exists():
-                self.traces[key] = _read(file.read_bytes())
-            else:
-                self.traces[key] = trace(model, args, kwargs, kind, form)
+            shared = _read(file.read_bytes()) if file.exists() else None
+            self.traces[key] = shared or trace(model, args, kwargs, kind, form)
+            if shared is None:
                 self._write(file, self.traces[key])
         return self.traces[key]
 
@@ -169,9 +168,13 @@ class _Writing(pickle.Pickler):
         return None
 
 
-def _read(written: bytes) -> Traced:
+def _read(written: bytes) -> Traced | None:
+    """Read a trace; None if it names a module of tests that this process cannot import."""
     graph = torch.fx.Graph()
-    nodes, *rest = _Reading(io.BytesIO(written)).load()
+    try:
+        nodes, *rest = _Reading(io.BytesIO(written)).load()
+    except ModuleNotFoundError:
+        return None
     by_name: dict[str, torch.fx.Node] = {}
 
     def node_of(part: Any) -> Any:
