@@ -14,8 +14,8 @@ corrected estimate of a step, in the same memory, so that they differ in the sea
 The paper's Tables 3 to 5 have the least, mean and standard deviation of ten strategies that were
 run: the ten best by the planner's estimate. Table 3 is given, and follows from the published runs
 (`measured_top`); of Tables 4 and 5 the abstract's gains over Megatron-LM alone. Table 2 has seconds
-to optimise on grids of nodes x devices for a batch of 32; tensor degrees are here those of the
-published profile, at most 4.
+to optimise on grids of nodes x devices for a batch of 32; tensor degrees are here at most 4, as
+in the published profile.
 
 Figure 3 is the gain of the best cuts over both of Megatron-LM's rules on four stages of four
 replicas, while the narrow layers' times are scaled (Equation 9 is their share of the wide ones').

@@ -180,11 +180,11 @@ def measure(name: str, gpus: int, published: dict[str, float], tries: int) -> Ro
     ranked = rank_grids(model, cluster, gpus, OPTIONS)
     rank_ms = (time.perf_counter() - begin) * 1e3
     peak = cluster.devices["A100-40GB"].flops["bfloat16"]
-    found = [
+    tried = [
         seconds_on_grid(name, grid.mesh, grid.kept_blocks, cluster, cluster_text)
         for grid in ranked[:tries]
     ]
-    best = min(range(len(found)), key=found.__getitem__)
+    best = min(range(len(tried)), key=tried.__getitem__)
     return Row(
         model=name,
         gpus=gpus,
@@ -193,8 +193,8 @@ def measure(name: str, gpus: int, published: dict[str, float], tries: int) -> Ro
         grid=ranked[best].mesh,
         kept_layers=ranked[best].kept_blocks,
         communication_s=dict(ranked[best].communication_s),
-        step_s=found[best],
-        utilisation_pct=100 * utilisation(name, found[best], gpus, peak),
+        step_s=tried[best],
+        utilisation_pct=100 * utilisation(name, tried[best], gpus, peak),
         best_rank=best + 1,
         published=published,
     )

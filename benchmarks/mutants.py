@@ -272,8 +272,8 @@ def nearest_tests(root: Path, path: str) -> list[str]:
         seen.update(level)
         tests = [one for one in level if Path(one).name.startswith("test_")]
     golden = sorted((root / "tests/golden").glob("test_*.py"))
-    files = [path.relative_to(root).as_posix() for path in (*named, *golden)]
-    return list(dict.fromkeys([*files[: len(named)], *tests, *files[len(named) :]]))
+    own, last = ([file.relative_to(root).as_posix() for file in files] for files in (named, golden))
+    return list(dict.fromkeys([*own, *tests, *last]))
 
 
 def copy_of(root: Path, folder: Path) -> Path:

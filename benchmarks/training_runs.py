@@ -71,10 +71,11 @@ class TrainingRun:
 
     def finish(self) -> None:
         """Wait for the end. Raises RuntimeError if it is not a good one."""
-        for _ in self.lines():
-            pass
-        if self.process.wait() != 0:
-            raise RuntimeError(f"the run ended with code {self.process.returncode}:\n{self.said()}")
+        with self.log, self.process:
+            for _ in self.lines():
+                pass
+            if code := self.process.wait():
+                raise RuntimeError(f"the run ended with code {code}:\n{self.said()}")
 
     def said(self) -> str:
         """The last lines of the run's errors."""
@@ -83,9 +84,9 @@ class TrainingRun:
 
     def kill(self) -> None:
         """Kill the launcher and its workers, without warning."""
-        for pid in [self.process.pid, *self.workers()]:
-            _kill(pid)
-        self.process.wait()
+        with self.log, self.process:
+            for pid in [self.process.pid, *self.workers()]:
+                _kill(pid)
 
     def kill_worker(self, index: int) -> None:
         """Kill one worker, without warning; the launcher notices."""

@@ -42,7 +42,7 @@ from shardweave.ir.sharding.rules.base import Dims, Rule
 def zeros_of(sharding: Sharding, shape: Sequence[int]) -> frozenset[int]:
     """The dims that `sharding` pads. For an argument of the step this padding is zeros."""
     pairs = enumerate(zip(sharding.dims, shape, strict=True))
-    return frozenset(dim for dim, (cut, size) in pairs if cut and not is_even(cut, size))
+    return frozenset(dim for dim, (cut, size) in pairs if not is_even(cut, size))
 
 
 SAID = 3

@@ -24,7 +24,7 @@ DIGITS = 8
 the last bits."""
 
 _FOLDER = re.compile(r"""[^\s"'(]*/(?=driver/models/\w+\.py)""")
-"""Where the package lies, in a location."""
+"""The package's folder, in a location of an op."""
 
 Figures = Mapping[str, Any]
 

@@ -38,7 +38,7 @@ CAPTURED = ("gpt", "dropout", "slots", "cnn", "unet", "t5")
 """Models whose capture is a case of its own."""
 
 HALF = ("llama",)
-"""Models whose weights are in bfloat16; those of other files are in float32, the rest in float64."""
+"""Models with weights in bfloat16. Other stored models have float32, captured ones float64."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What the package makes of small models is as it was recorded: programs, plans, times, texts.
+"""Programs, plans, times and texts of small models are as recorded.
 
 A change that is meant to alter figures rewrites the record, and its review sees which.
 """

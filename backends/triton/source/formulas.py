@@ -115,20 +115,22 @@ def _call(function: str) -> Write:
 def _sum(symbol: str) -> Write:
     def write(op: AtenOp, a: str, b: str) -> str:
         alpha = op.value("alpha")
-        if dtype_of_value(op.results[0]) == torch.bool:  # a sum of bits would carry over
-            return f"{a} | {b}" if alpha else a
-        return f"{a} {symbol} {b}" if alpha == 1 else f"{a} {symbol} {b} * {number(alpha)}"
+        other = b if alpha == 1 else f"{b} * {number(alpha)}"
+        return f"{a} {_sign(op, symbol)} {other}"
 
     return write
 
 
 def _sum_with_other(symbol: str) -> Write:
     def write(op: AtenOp, a: str) -> str:
-        number_text = number(op.value("other") * op.value("alpha"))
-        is_bool = dtype_of_value(op.results[0]) == torch.bool
-        return f"{a} {'|' if is_bool else symbol} {number_text}"
+        return f"{a} {_sign(op, symbol)} {number(op.value('other') * op.value('alpha'))}"
 
     return write
+
+
+def _sign(op: AtenOp, symbol: str) -> str:
+    """Return the sign of a sum; truth values are united, since a sum of bits would carry over."""
+    return "|" if dtype_of_value(op.results[0]) == torch.bool else symbol
 
 
 @formula("aten.pow.Tensor_Scalar")

@@ -123,7 +123,7 @@ _ENDS = ("RERAISE", "CHECK_EXC_MATCH", "CHECK_EG_MATCH", "POP_EXCEPT")
 
 def drop_unread_numbers(graph: torch.fx.Graph) -> None:
     """Remove Python numbers that a graph reads out of tensors only for checks, torch's own
-    assertions on their range, and constants of which tracing needed the numbers only."""
+    assertions on their range, and constants that tracing alone read."""
     for node in reversed(graph.nodes):
         example = node.meta.get("example_value")
         is_number = isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool)

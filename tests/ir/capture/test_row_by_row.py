@@ -13,7 +13,7 @@ from shardweave.ir.capture.substitutes.row_by_row import tried_by_row
 
 
 def tried(call: Callable[..., Tensor], *args: Any) -> bool | None:
-    """What is found of a call of selected rows, of a mask with two dims."""
+    """Tell whether a call on rows that a mask of two dims selects is one row by row."""
     graph = fx.Graph()
     rows = graph.placeholder("rows")
     rows.meta["example_value"] = torch.zeros(8, 4)
